@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from rocketspark.client import validators
@@ -119,6 +119,15 @@ _WRITE_NAMES = (
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
     *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs", "differingRepeat"),
 )
+
+
+def check_known(names: Iterable[str]) -> None:
+    """Raise ConfigError for a name that is no option. Spark hands over options of others too, which pass; what a
+    function or command is given is meant for it alone.
+    """
+    known = {name.lower() for name in (*_READ_NAMES, *_WRITE_NAMES)}
+    if unknown := [name for name in names if name.replace("_", "").lower() not in known]:
+        raise ConfigError(f"option {shown(unknown[0])!r} is unknown: docs/use/spark.md lists the options of a read")
 
 
 def parse_read(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:

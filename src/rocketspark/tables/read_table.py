@@ -16,17 +16,20 @@ import pyarrow as pa
 
 from rocketspark.errors import ConfigError, UsageError
 from rocketspark.model import MessageQueue
+from rocketspark.model.subscription import can_be_asked
 from rocketspark.tables.columns import Columns, columns_of, names_of, with_schema
 from rocketspark.tables.decode.options import JSON, DecodeOptions
 from rocketspark.tables.offset_ranges import to_json
 from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST
-from rocketspark.tables.options import ReadOptions, parse_read
+from rocketspark.tables.options import ReadOptions, check_known, parse_read
 from rocketspark.tables.read import batch
 
 T = TypeVar("T")
 
 # Where a read begins or ends: a word of the option, a time, or offsets by queue.
 Place = str | int | datetime | Mapping[Any, Any]
+# Options that may be lists; of others a list would be one text with commas.
+_SEVERAL = ("namesrv", "topic", "columns", "store", "brokername", "storepathcommitlog", "schemaregistry")
 _PLACES = "earliest, latest, committed, a time, or a table of offsets by queue is needed"
 
 
@@ -43,7 +46,7 @@ def read_batches(
     start: Place | None = None,
     end: Place | None = None,
     columns: Sequence[str] | None = None,
-    tags: str | None = None,
+    tags: str | Sequence[str] | None = None,
     decode: str | None = None,
     store: str | Path | Sequence[str | Path] | None = None,
     **options: Any,
@@ -59,7 +62,7 @@ def read_batches(
             1970, or ISO text (UTC where it names no zone), and stands for the first message stored at or after it.
         end: "latest" (the default: what is there now), or as `start`; what lies there is not read.
         columns: names of columns, in the order wanted; all by default. Fewer are quicker.
-        tags: "A || B", by which the broker filters.
+        tags: "A || B", or a list of tags, by which the broker filters.
         decode: "json", "avro" or "protobuf": bodies as a column `value`, and why one is bad in `_decode_error`.
         store: a broker's store directory, or several, read without the broker, which may run.
         options: every other option of the source for a batch read, by its name there or as Python writes it: `sql=…`,
@@ -71,7 +74,8 @@ def read_batches(
     """
     if namesrv is None and store is None:
         raise UsageError("namesrv is missing: host:port of a NameServer, or store= for a store's directory")
-    given = {"namesrv": namesrv, "topic": topic, "columns": columns, "tags": tags, "decode": decode, "store": store}
+    given: dict[str, Any] = {"namesrv": namesrv, "topic": topic, "columns": columns, "tags": _tags(tags)}
+    given |= {"decode": decode, "store": store}
     given |= _place("start", start) | _place("end", end) | options
     return opened(*prepared(given))
 
@@ -94,6 +98,7 @@ def prepared(given: Mapping[str, Any]) -> Prepared:
     `read_batches`.
     """
     options = parse_read(texts(given), streaming=False)
+    check_known(given)
     names = names_of(options.columns, options.decode)
     if options.decode is not None:
         options = _apart(lambda: options._replace(decode=_resolved(options, options.decode)))
@@ -148,16 +153,28 @@ def _text(name: str, value: Any) -> str:
             return str(value)
         case Mapping():
             return json.dumps(to_json(value) if _by_queue(value) else value)
-        case list() | tuple():
+        case list() | tuple() if name.replace("_", "").lower() in _SEVERAL:
             for each in value:
                 if not isinstance(each, str | Path) or "," in str(each):
                     raise ConfigError(f"option {name} holds {each!r}: a text without a comma is needed")
             return ",".join(map(str, value))
-    raise ConfigError(f"option {name} is a {type(value).__name__}: a text, a number or a list of texts is needed")
+    raise ConfigError(f"option {name} is a {type(value).__name__}: a text or a number is needed")
 
 
 def _by_queue(value: Mapping[Any, Any]) -> bool:
     return bool(value) and all(isinstance(queue, MessageQueue) for queue in value)
+
+
+def _tags(given: str | Sequence[str] | None) -> str | None:
+    """Return the option of a list of tags. Raises UsageError for one that brokers cannot be asked for."""
+    if given is None or isinstance(given, str):
+        return given
+    for tag in given:
+        if not isinstance(tag, str) or not can_be_asked(tag):
+            raise UsageError(f"tags holds {tag!r}: a tag without ||, and without blanks around it, is needed")
+    if not given:
+        raise UsageError("tags is an empty list: leave it out for all messages")
+    return " || ".join(given)
 
 
 def _place(name: str, value: Place | None) -> dict[str, Any]:
