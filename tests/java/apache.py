@@ -287,6 +287,11 @@ class ApacheCluster:
         self._broker.stop()
         self._namesrv.stop()
 
+    def restart(self) -> None:
+        """Stops the broker cleanly, and starts it again on its store."""
+        self._broker.stop()
+        self._broker.start()
+
     def close(self) -> None:
         """Ends both; nothing is kept, so by force."""
         self._broker.kill()
