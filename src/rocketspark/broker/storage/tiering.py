@@ -125,6 +125,8 @@ class Tiering:
         """Upload what is due, and remove what is too old. Raises StoreError."""
         if not self._is_master():
             # Another broker writes to the tier now.
+            if self.tier is not None:
+                self.tier.close()
             self.tier = self._store.cold = self.cache = None
             return
         if self.tier is None:
