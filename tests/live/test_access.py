@@ -31,7 +31,6 @@ from tests.support.ports import free_ports
 
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.write_gate import READS
-from rocketspark.broker.handlers import pop_message
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.replication.role import ON_SLAVE
 from rocketspark.broker.server import BrokerServer
@@ -111,8 +110,7 @@ def test_every_code_that_the_broker_serves_says_what_it_needs(tmp_path: Path) ->
     async def main() -> None:
         async with started(tmp_path) as server:
             served = set(server._server._routes.table)
-            # Requests about lite topics are not supported, and told so to those who may change the cluster.
-            assert served - CHECKED.keys() - FORGOTTEN.keys() == set(pop_message.CODES)
+            assert served - CHECKED.keys() - FORGOTTEN.keys() == set()
             # Only one is in both: RocketMQ checks it by halves.
             assert CHECKED.keys() & FORGOTTEN.keys() == {RequestCode.VIEW_MESSAGE_BY_ID}
         served = set(NameServer()._server._routes.table)
@@ -233,6 +231,14 @@ FORGOTTEN_ROWS = [
     (28, {}, "", "Cluster:DefaultCluster"),
     (33, {"offset": "0"}, "", "Cluster:DefaultCluster"),
     (43, {}, "", "Cluster:DefaultCluster"),
+    (200070, {"topic": "t9", "consumerGroup": "g9"}, "", "Group:g9"),
+    (200071, {}, '{"subscriptionSet":[{"group":"g9","topic":"t9"}]}', "Group:g9"),
+    (200074, {}, "", "Cluster:DefaultCluster"),
+    (200075, {"topic": "t9"}, "", "Topic:t9"),
+    (200076, {"parentTopic": "t9"}, "", "Topic:t9"),
+    (200077, {"parentTopic": "t9", "group": "g9"}, "", "Topic:t9"),
+    (200078, {"group": "g9"}, "", "Group:g9"),
+    (200079, {"group": "g9"}, "", "Group:g9"),
     (7310001, {}, "", "Cluster:DefaultCluster"),
     (7310004, {}, "", "Cluster:DefaultCluster"),
 ]

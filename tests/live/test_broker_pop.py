@@ -536,18 +536,6 @@ def test_a_wrong_pop_is_refused(tmp_path: Path, changes: dict[str, Any], code: i
     run(main())
 
 
-@pytest.mark.shows("requests of lite topics are answered 'not supported'")
-def test_what_lite_topics_need_is_not_supported(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
-            for code in range(200070, 200080):
-                refused = await peer.request(code)
-                assert refused.code == 3
-                assert refused.remark == f" request type {code} not supported: this broker has no lite topics"
-
-    run(main())
-
-
 @pytest.mark.shows(
     "in flight in consumer statistics; resets of offsets, deletions of topics and groups clear what was popped"
 )

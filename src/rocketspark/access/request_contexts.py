@@ -28,6 +28,7 @@ from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.json import bodies, java_json, pop_records
 from rocketspark.protocol.json.group_bodies import GroupNames
+from rocketspark.protocol.json.lite_bodies import LiteSubscriptions
 from rocketspark.protocol.json.metadata import RequestMode
 
 Actions = tuple[str, ...]
@@ -246,6 +247,16 @@ def _batch_ack(ext: Ext, body: bytes) -> Iterator[Context]:
         yield _read(ack.topic, SUB)
 
 
+def _lite_subscriptions(ext: Ext, body: bytes) -> Iterator[Context]:
+    seen: set[tuple[str | None, str | None]] = set()
+    for change in java_json.decode_request(body, LiteSubscriptions).subscription_set or () if body else ():
+        # Those without either are passed over.
+        if change.group and change.topic and (change.group, change.topic) not in seen:
+            seen.add((change.group, change.topic))
+            yield _group(change.group, SUB)
+            yield _read(change.topic, SUB)
+
+
 def _acknowledged(ext: Ext, body: bytes) -> Iterator[Context]:
     """Return the contexts of a message that a group popped: one that came again is of its topic, for that group.
 
@@ -348,6 +359,14 @@ CHECKED: dict[int, Contexts] = {
 FORGOTTEN: dict[int, Contexts] = {
     Code.VIEW_MESSAGE_BY_ID: _view,
     Code.LITE_PULL_MESSAGE: _subscribed(SUB),
+    Code.POP_LITE_MESSAGE: _POP,
+    Code.LITE_SUBSCRIPTION_CTL: _lite_subscriptions,
+    Code.GET_BROKER_LITE_INFO: _READ_CLUSTER,
+    Code.GET_PARENT_TOPIC_INFO: _READ_TOPIC,
+    Code.GET_LITE_TOPIC_INFO: _fields((GET,), "Topic parentTopic"),
+    Code.GET_LITE_CLIENT_INFO: _fields((GET,), "Topic parentTopic", "Group group"),
+    Code.GET_LITE_GROUP_INFO: _fields((GET,), "Group group"),
+    Code.TRIGGER_LITE_DISPATCH: _fields((UPDATE,), "Group group"),
     Code.CHECK_CLIENT_CONFIG: _check_client,
     Code.SEND_REPLY_MESSAGE: _send("topic"),
     Code.SEND_REPLY_MESSAGE_V2: _send("b"),

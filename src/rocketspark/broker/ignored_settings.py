@@ -70,24 +70,21 @@ IGNORED: dict[str, str] = dict(
     indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
     isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
-    liteEventCheckInterval=10000 liteEventFullDispatchDelayTime=10000
-    liteEventFullDispatchDelayTimeForWildcardGroup=10000 liteLagCountMetricsEnable=false
-    liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
+    liteLagCountMetricsEnable=false
+    liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
     litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
-    liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000 liteTtlCheckInterval=120000
     loadBalanceProcessorThreadPoolNums=32
     loadBalanceThreadPoolQueueCapacity=100000 logicQueueForceSwapMapInterval=43200000
     logicQueueSwapMapInterval=3600000 logicQueueSwapMapReserveFileNum=20
     logicalDiskSpaceCleanForciblyThreshold=0.8
     mappedFileSwapEnable=true
-    maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824 maxClientEventCount=100
+    maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
-    maxLiteSubscriptionCount=100000
     maxMsgsNumBatch=64 maxOffsetMapSize=104857600
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
     memTableFlushIntervalMs=3600000
-    messageIndexSafe=false metricsOtelCardinalityLimit=50000 minLiteTTl=900000
+    messageIndexSafe=false metricsOtelCardinalityLimit=50000
     persistConsumerOffsetIncrementally=false
     popCkMaxBufferSize=200000 popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false

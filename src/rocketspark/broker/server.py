@@ -29,6 +29,7 @@ from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
 from rocketspark.broker.handlers.consumer_manage import ConsumerManageHandler
 from rocketspark.broker.handlers.end_transaction import TransactionHandler
+from rocketspark.broker.handlers.lite.lite_manager import lite_handlers
 from rocketspark.broker.handlers.pop_message import pop_handlers
 from rocketspark.broker.handlers.pull_message import PullHandler
 from rocketspark.broker.handlers.query_assignment import AssignmentHandler
@@ -36,6 +37,7 @@ from rocketspark.broker.handlers.query_message import QueryHandler
 from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
 from rocketspark.broker.handlers.send_message import SendHandler
+from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.send_rules import MessageSettings
@@ -187,6 +189,7 @@ class BrokerServer:
             self._repeated.every("statistics", STATS_S, self._count)
             self._repeated.every("cold reads", INTERVAL_S, self._cold_reads.next_interval)
             self._repeated.every("clock", WATCH_S, ClockWatch().look)
+            self._lite.repeat(self._repeated, lambda: self.role.is_master)
             if self.access.plain is not None:
                 self._repeated.every("rules", ACL_LOOK_S, self.access.look)
             if self._audit is not None:
@@ -277,6 +280,8 @@ class BrokerServer:
         ordered = OrderedPops(self._config.file(POP_ORDER, OrderTable, encode_table))
         keep_within_queues(self.store, tables, ordered)
         self._pop_state = Pops(s, tables, self._long_polling, self._pops, ordered)
+        held, drop = self._pop_state.held, self._file_cleaning.drop_light
+        self._lite = LiteTopics(s, self.store, tables, self._stats, self._long_polling, held, drop, self._go_through)
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed
         self._topics.on_automatic = self._registration.created_automatically
@@ -347,14 +352,16 @@ class BrokerServer:
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups, tiering)
         yield from pop_handlers(
-            s, store, tables, self._pop_state, self._filters, durability, stats, long_scans, tiering
+            s, store, tables, self._pop_state, self._filters, durability, stats, long_scans, self._lite, tiering
         )
+        yield from lite_handlers(s, store, tables, self._lite, self._topic_queues, long_scans)
         yield TopicHandler(
             s.broker_name,
             store,
             tables,
             stats,
             self._pop_state,
+            self._lite,
             settled=self._settled,
             long_scans=long_scans,
             beside=beside,
@@ -371,6 +378,7 @@ class BrokerServer:
             self._long_polling,
             stats,
             self._pop_state,
+            self._lite,
             long_scans=long_scans,
             beside=beside,
             tiering=tiering,
@@ -551,6 +559,7 @@ class BrokerServer:
                 # One that had not begun keeps no other.
                 log.exception("a part of the broker could not be ended")
         self._pop_state.block_ends.close()
+        self._lite.pops.block_ends.close()
         self._services.close()
 
     async def close(self) -> None:
@@ -570,6 +579,7 @@ class BrokerServer:
             await self._topic_queues.close()
             self._long_polling.close()
             self._pop_state.close()
+            self._lite.pops.block_ends.close()
             await self._stop_threads()
             self._flush_service.finish()
         else:

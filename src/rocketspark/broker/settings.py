@@ -169,6 +169,20 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     pop_in_flight_limited: bool = setting("enablePopMessageThreshold", False, live=AT_USE)
     pop_in_flight_max: Time = setting("popInflightMessageThreshold", 10_000, live=AT_USE)
     wake_after_order_block: bool = setting("enableNotifyAfterPopOrderLockRelease", True, live=AT_USE)
+    # Subscriptions to lite topics, events of a client that wait, and the times of both.
+    lite_subscriptions_max: Limit = setting("maxLiteSubscriptionCount", 100_000, live=AT_USE)
+    lite_subscription_check_ms: Interval = setting("liteSubscriptionCheckInterval", 120_000, unit="ms", live=AT_USE)
+    lite_subscription_timeout_ms: Time = setting("liteSubscriptionCheckTimeoutMills", 180_000, unit="ms", live=AT_USE)
+    client_events_max: Positive = setting("maxClientEventCount", 100, live=AT_USE)
+    lite_event_check_ms: Interval = setting("liteEventCheckInterval", 10_000, unit="ms", live=AT_USE)
+    lite_full_dispatch_ms: Whole = setting("liteEventFullDispatchDelayTime", 10_000, unit="ms", live=AT_USE)
+    lite_full_dispatch_wildcard_ms: Whole = setting(
+        "liteEventFullDispatchDelayTimeForWildcardGroup", 10_000, unit="ms", live=AT_USE
+    )
+    # When lite topics expire: no sooner than after the least time, also after a start.
+    lite_expiration_check_ms: Interval = setting("liteTtlCheckInterval", 120_000, unit="ms", live=AT_USE)
+    lite_expiration_ms_min: Time = setting("minLiteTTl", 900_000, unit="ms", live=AT_USE)
+    lite_lag_times: bool = setting("liteLagLatencyCollectEnable", False, live=AT_USE)
     filter_notifications: bool = setting("useMessageFilterForNotification", True, live=AT_USE)
     notification_filter_max: Whole = setting("maxMessageFilterNumForNotification", 64, live=AT_USE)
 

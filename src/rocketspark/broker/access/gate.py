@@ -322,6 +322,7 @@ NEEDED: dict[int, Callable[[str, str], list[Context]]] = {
     Code.CHECK_TRANSACTION_STATE: _publishes,
     Code.NOTIFY_CONSUMER_IDS_CHANGED: _is_member,
     Code.GET_CONSUMER_RUNNING_INFO: _is_member,
+    Code.NOTIFY_UNSUBSCRIBE_LITE: _is_member,
     # Places in the queues of a topic.
     Code.RESET_CONSUMER_CLIENT_OFFSET: _reads,
     Code.GET_CONSUMER_STATUS_FROM_CLIENT: _reads,

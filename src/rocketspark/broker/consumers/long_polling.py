@@ -128,6 +128,8 @@ class LongPolling:
         self.listeners: dict[str, dict[Callable[[str, int], None], None]] = {}
         # True while readers do not see yet what is stored: queues that grew are marked again once they do.
         self.keeps_recent = False
+        # Called with each light queue that grew, once readers may see it.
+        self.light_arrived: Callable[[str], None] = lambda name: None
         self._recent: set[QueueKey] = set()
 
     @property
@@ -198,6 +200,7 @@ class LongPolling:
         """Note that these light queues grew, and empty the list."""
         for name in grown:
             self.mark(name, 0)
+            self.light_arrived(name)
         grown.clear()
 
     def mark(self, topic: str, queue_id: int) -> None:
@@ -217,6 +220,7 @@ class LongPolling:
         for topic, queue_id in self._recent:
             if topic in self.listeners:
                 self._tell(topic, queue_id)
+            self.light_arrived(topic)
         if everything:
             self._recent.clear()
         if grown:

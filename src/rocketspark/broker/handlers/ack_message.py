@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.handlers.lite.pop_lite import LiteAcknowledgements
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
@@ -98,7 +99,9 @@ class AckHandler:
         block_ends: BlockEnds,
         answers: Answers,
         scans: LongScans,
+        lite: LiteAcknowledgements,
     ) -> None:
+        self._lite = lite
         self._checks = checks
         self._store = store
         self._offsets = offsets
@@ -122,7 +125,9 @@ class AckHandler:
         found = self._runs.get(common)
         if found is not None and self._joins(found, peer, request, last):
             return None
-        config = self._checks.check_popped(peer, h.topic, h.queue_id, h.lite_topic)
+        config = self._checks.check_popped(peer, h.topic, h.queue_id)
+        if h.lite_topic and h.lite_topic.strip():
+            return self._lite.acknowledge(request)
         low, high = self._store.queue_range(h.topic, h.queue_id)
         if not low <= h.offset <= high:
             raise ServerError(
@@ -285,7 +290,9 @@ class ChangeInvisibleTimeHandler:
         ordered: OrderedPops,
         block_ends: BlockEnds,
         answers: Answers,
+        lite: LiteAcknowledgements,
     ) -> None:
+        self._lite = lite
         self._checks = checks
         self._store = store
         self._offsets = offsets
@@ -304,7 +311,9 @@ class ChangeInvisibleTimeHandler:
 
     def _change(self, peer: Peer, request: Request[ChangeInvisibleTimeHeader]) -> bytes | None:
         h = request.ext
-        self._checks.check_popped(peer, h.topic, h.queue_id, h.lite_topic)
+        self._checks.check_popped(peer, h.topic, h.queue_id)
+        if h.lite_topic and h.lite_topic.strip():
+            return reply(request.opaque, header=self._lite.change(h), remark=NO_REMARK)
         low, high = self._store.queue_range(h.topic, h.queue_id)
         if not low <= h.offset < high:
             return reply(request.opaque, ResponseCode.NO_MESSAGE, ChangeInvisibleTimeReply(), remark=NO_REMARK)

@@ -2,7 +2,7 @@
 
 A pop that finds nothing is held until there is something. `pop_handlers` makes all handlers of requests about pops.
 Rule (PopMessageProcessor, PeekMessageProcessor, 5.5.0): replies with 0, 209 and 210 carry all numbers, as clients read
-these of each. Requests about lite topics, which this broker does not have, are refused.
+these of each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.consumers.message_filters import PopFilter, PopFilters, ToCompile
 from rocketspark.broker.handlers.ack_message import AckHandler, Answers, ChangeInvisibleTimeHandler
+from rocketspark.broker.handlers.lite.pop_lite import LiteAcknowledgements, PopLiteHandler
 from rocketspark.broker.handlers.notification import NotificationHandler
+from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import HasRoutes, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
@@ -341,25 +343,6 @@ class PeekHandler:
         return [] if config is None else [(name, queue_id) for queue_id in range(config.read_queue_nums)]
 
 
-CODES = tuple(code for code in RequestCode if RequestCode.POP_LITE_MESSAGE <= code <= RequestCode.TRIGGER_LITE_DISPATCH)
-
-
-class LiteHandler:
-    """Refuses all requests about lite topics."""
-
-    def routes(self, routes: Routes) -> None:
-        """Add what this handler refuses."""
-        for code in CODES:
-            routes.add(code, self.refuse)
-
-    def refuse(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """POP_LITE_MESSAGE (200070) to TRIGGER_LITE_DISPATCH (200079): answer that lite topics are not supported."""
-        raise ServerError(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            f" request type {request.code} not supported: this broker has no lite topics",
-        )
-
-
 def pop_handlers(
     settings: BrokerSettings,
     store: Store,
@@ -369,6 +352,7 @@ def pop_handlers(
     durability: Durability,
     stats: Stats,
     scans: LongScans,
+    lite: LiteTopics,
     tiering: Tiering | None = None,
 ) -> Iterator[HasRoutes]:
     """Make the handlers. `filtering`: the thread that costly filters run in."""
@@ -381,6 +365,7 @@ def pop_handlers(
     yield PeekHandler(settings, checks, store, topics, reading, scans)
     yield NotificationHandler(settings, checks, filters, store, topics, reading, pops, scans)
     answers = Answers(durability)
-    yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans)
-    yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers)
-    yield LiteHandler()
+    of_lite = LiteAcknowledgements(store, tables, checks, lite.pops)
+    yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans, of_lite)
+    yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, of_lite)
+    yield PopLiteHandler(settings, tables, checks, lite.pops, lite.waiting)

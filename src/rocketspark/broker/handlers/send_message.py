@@ -17,7 +17,7 @@ from rocketspark.broker.handlers.end_transaction import HalfRanges
 from rocketspark.broker.handlers.send_fast_path import SendFastPath, StandingOf
 from rocketspark.broker.messages import retry_and_dead_letter
 from rocketspark.broker.messages.put_message import Accepted, FixedFields, ReadBatch, pairs_of
-from rocketspark.broker.messages.send_rules import PRIORITY, any_queue, illegal
+from rocketspark.broker.messages.send_rules import LITE_TOPIC, PRIORITY, any_queue, illegal
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
@@ -144,6 +144,8 @@ class SendHandler:
                 batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)
                 ids = self._ids(batch.positions)
                 return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
+            if LITE_TOPIC in pairs:
+                stored = self._rules.to_lite_topic(topic, stored, pairs)
             if PRIORITY in pairs:
                 queue_id, stored = self._rules.by_priority(h, queue_id, stored, pairs)
             sys_flag = self._rules.sys_flag(h)

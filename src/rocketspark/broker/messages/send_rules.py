@@ -18,7 +18,7 @@ from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queue
 from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
 from rocketspark.model.route import PERM_WRITE
 from rocketspark.model.text import INT_MAX, shown, whole_number
-from rocketspark.protocol import light_queues
+from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.json.bodies import TopicConfig
@@ -43,6 +43,7 @@ NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
 _LIGHT = frozenset((light_queues.DISPATCH, light_queues.OFFSETS))
 # A message's priority, a number: the queue that it goes to.
 PRIORITY = b"_SYS_MSG_PRIORITY_"
+LITE_TOPIC = lite_topics.PROPERTY.encode()
 # Who has one of these is of another type (rule: TopicMessageType, 5.5.0).
 _OTHER_TYPES = frozenset(b"DELAY TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS __SHARDINGKEY".split())
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)
@@ -237,6 +238,20 @@ class SendRules:
                 f"the broker has {queues.light_count} light queues, at most {most} are made: set maxLmqConsumeQueueNum",
             )
 
+    def to_lite_topic(self, topic: str, stored: bytes, pairs: dict[bytes, bytes]) -> bytes:
+        """Return the properties of a send to a lite topic, with its light queue in place of others that it names.
+
+        Raises ServerError 13 for a name that no lite topic may have, of which RocketMQ would make another queue.
+        """
+        name = pairs[LITE_TOPIC]
+        if not name or not self._settings.light_queues_max:
+            return stored
+        if b"," in name or lite_topics.SEPARATOR.encode() in name:
+            text = shown(name.decode("utf-8", "replace"))
+            raise illegal(f"the lite topic {text!r} has a comma or {lite_topics.SEPARATOR} in its name: leave it out")
+        pairs[light_queues.DISPATCH] = queue = b"%b%b$%b" % (lite_topics.NAME_PREFIX.encode(), topic.encode(), name)
+        return properties.with_value(stored, light_queues.DISPATCH, queue)
+
     def by_priority(self, h: SendHeader, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> tuple[int, bytes]:
         """Return the queue and the properties of a send with a priority: the queue of that number, or the last one.
 
@@ -283,6 +298,7 @@ class SendRules:
             or not names & _SYSTEM_NAMES <= _PLAIN_NAMES
             or not self.alone_half.isdisjoint(names)
             or PRIORITY in names
+            or LITE_TOPIC in names
             or len(h.topic.encode()) > topic_names.TOPIC_LENGTH_MAX
             or stored_bytes > properties.BYTES_MAX
         ):

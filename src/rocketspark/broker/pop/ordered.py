@@ -114,12 +114,15 @@ def _batch(batch: LastBatch) -> bytes:
 
 
 class OrderedPops:
-    """The last batches of all groups. Times are in ms of the wall clock, and arguments."""
+    """The last batches of all groups. Times are in ms of the wall clock, and arguments. Without a file they are kept
+    in memory alone.
+    """
 
-    def __init__(self, file: JsonFile[OrderTable]) -> None:
+    def __init__(self, file: JsonFile[OrderTable] | None = None) -> None:
         self._file = file
         self._changes = self._saved = 0
-        self.table: dict[str, dict[int, LastBatch]] = (file.load() or OrderTable()).table
+        known = file.load() if file is not None else None
+        self.table: dict[str, dict[int, LastBatch]] = (known or OrderTable()).table
 
     def blocked_until_ms(
         self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time_ms: int
@@ -224,6 +227,18 @@ class OrderedPops:
                     batch.unseen = [*(batch.unseen or ()), offset]
                 self._changes += 1
 
+    def suspend(self, topic: str, group: str, queue_id: int, pop_time_ms: int, visible_ms: int) -> None:
+        """Make all of the last batch visible again at a time, one attempt less counted of those that came before (rule:
+        MemoryConsumerOrderInfoManager, 5.5.0).
+        """
+        batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
+        if batch is not None and batch.pop_time_ms == pop_time_ms:
+            batch.counts = {o: max(n - 1, 0) for o, n in batch.counts.items()} if batch.counts is not None else None
+            batch.next_visible_ms = None
+            # With 0 it would have the time of whoever pops next.
+            batch.invisible_time_ms = max(visible_ms - pop_time_ms, 1)
+            self._changes += 1
+
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of the last batch are not acknowledged."""
         batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
@@ -288,7 +303,7 @@ class OrderedPops:
 
     def save(self) -> None:
         """Write consumerOrderInfo.json if it changed since it was written. Raises StoreError."""
-        if self._changes != self._saved:
+        if self._file is not None and self._changes != self._saved:
             changes = self._changes
             self._file.save(OrderTable(table=self.table))
             self._saved = changes

@@ -33,6 +33,8 @@ class Pops:
         self.ordered = ordered
         self.waiting = self._waiting(arrivals)
         self.notified = self._waiting(arrivals, notifies=True)
+        # Held requests of all kinds, those for lite topics too.
+        self.held = [self.waiting, self.notified]
         self.block_ends = BlockEnds(ordered, self.wake, enabled=lambda: settings.wake_after_order_block)
 
     def _waiting(self, arrivals: LongPolling, *, notifies: bool = False) -> WaitingPops:
@@ -60,18 +62,19 @@ class Pops:
 
     def drop_owner(self, peer: object) -> None:
         """Forget the held requests of a connection that ended."""
-        self.waiting.drop_owner(peer)
-        self.notified.drop_owner(peer)
+        for held in self.held:
+            held.drop_owner(peer)
 
     def answer_all(self) -> None:
         """Answer all held requests now, without messages if there are none."""
-        self.waiting.answer_all()
-        self.notified.answer_all()
+        for held in self.held:
+            held.answer_all()
 
     def close(self) -> None:
         """Answer all held requests, and hold none from now on."""
         self.block_ends.close()
-        self.waiting.closed = self.notified.closed = True
+        for held in self.held:
+            held.closed = True
         self.answer_all()
 
     # -- forgetting -----------------------------------------------------------------------------------------------

@@ -405,13 +405,9 @@ class PopReading:
 
     def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
         """Return where a group begins that is new to a queue (rule: getInitOffset, 5.5.0)."""
-        low, high = self._store.queue_range(topic, queue_id)
         if init_mode == INIT_MIN or pop_answers.retry_flag(topic) != pop_answers.NORMAL:
-            return low
-        if self._settings.pop_init_by_memory and low <= 0 and high > 0:
-            # Near enough to the log's end (rule: checkInMemByConsumeOffset, 5.x).
-            return max(high - 1, 0) if self._memory.is_far_behind(topic, queue_id, 0) else 0
-        return max(high - 1, 0)
+            return self._store.queue_range(topic, queue_id)[0]
+        return newest_offset(self._settings, self._store, self._memory, topic, queue_id)
 
     # -- records --------------------------------------------------------------------------------------------------
 
@@ -457,6 +453,16 @@ class PopReading:
             reconsume_times=kept.reconsume_times,
             prepared_position=kept.prepared_position,
         )
+
+
+def newest_offset(settings: BrokerSettings, store: Store, memory: LogMemory, topic: str, queue_id: int) -> int:
+    """Return where a new group begins that wants new messages: at the first if that lies near enough to the log's end
+    (rule: checkInMemByConsumeOffset, 5.x), else at the last.
+    """
+    low, high = store.queue_range(topic, queue_id)
+    if settings.pop_init_by_memory and low <= 0 < high and not memory.is_far_behind(topic, queue_id, 0):
+        return 0
+    return max(high - 1, 0)
 
 
 def _stored_offsets(views: list[memoryview]) -> Iterator[int]:

@@ -131,15 +131,18 @@ class PopChecks:
         if not config.perm & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
 
-    def check_popped(self, peer: Peer, topic: str, queue_id: int, lite_topic: str | None) -> TopicConfig:
+    def check_popped(self, peer: Peer, topic: str, queue_id: int) -> TopicConfig:
         """Check the topic and queue from which a message is said to be popped; return the topic's settings."""
         config = self._topic(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             raise self._illegal_queue(peer, config, queue_id, ResponseCode.MESSAGE_ILLEGAL)
-        if lite_topic and lite_topic.strip():
-            raise ServerError(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "lite topics are not supported")
         self.check_master()
         return config
+
+    @property
+    def is_master(self) -> bool:
+        """Whether messages are popped here."""
+        return self._pops.serving
 
     def is_current(self, config: TopicConfig) -> bool:
         """Tell whether these are still the settings of their topic."""

@@ -15,6 +15,8 @@ from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
 from rocketspark.broker.handlers.consumer_manage import may_have_offset
+from rocketspark.broker.lite import attributes as lite_attributes
+from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
@@ -77,6 +79,7 @@ class GroupHandler:
         long_polling: LongPolling,
         stats: Stats,
         pops: Pops,
+        lite: LiteTopics,
         *,
         long_scans: LongScans,
         beside: BackgroundThread,
@@ -94,6 +97,7 @@ class GroupHandler:
         self._long_polling = long_polling
         self._stats = stats
         self._pops = pops
+        self._lite = lite
         self._long_scans = long_scans
         self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
@@ -159,14 +163,18 @@ class GroupHandler:
         known = self._groups.table.get(config.group_name)
         change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
         config.attributes = merged_attributes(known.attributes if known else {}, change)
+        lite_attributes.check_group(config.attributes)
 
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207): delete a consumer group, and its offsets if the request asks for it."""
+        is_lite = lite_attributes.bind_topic(self._groups.table.get(request.ext.group)) is not None
         self._groups.delete(request.ext.group)
         self._pops.delete_group(request.ext.group)
+        self._lite.subscriptions.forget_group(request.ext.group)
+        self._lite.ordered.delete_group(request.ext.group)
         # A new group of this name starts at its own offsets.
         self._offsets.drop_resets(group=request.ext.group)
-        if request.ext.clean_offsets:
+        if request.ext.clean_offsets or is_lite:
             self._offsets.delete_group(request.ext.group)
             # Else what it has would make the group again once it is due, and come twice to a new one of its name.
             has = self._pops.in_flight.check_points.of_group(request.ext.group)

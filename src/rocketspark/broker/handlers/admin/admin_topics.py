@@ -9,6 +9,8 @@ import msgspec
 from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.declared_settings import QUEUES_MAX
+from rocketspark.broker.lite import attributes as lite_attributes
+from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.pops import Pops
@@ -53,6 +55,7 @@ class TopicHandler:
         tables: Tables,
         stats: Stats,
         pops: Pops,
+        lite: LiteTopics,
         *,
         settled: Callable[[], Awaitable[None]],
         long_scans: LongScans,
@@ -67,6 +70,7 @@ class TopicHandler:
         self._settled = settled
         self._traffic = stats
         self._pops = pops
+        self._lite = lite
         self._long_scans = long_scans
         self._all = SavedTable(
             lambda: (topics.version, topics.statics.version), lambda: topics.table, topics.with_mappings, beside
@@ -90,6 +94,7 @@ class TopicHandler:
         known = self._topics.get(h.topic)
         attributes = merged_attributes(known.attributes if known else {}, h.attributes)
         check_message_type(attributes)
+        lite_attributes.check_topic(attributes)
         check_queue_type(h.topic, known, attributes)
         if attributes.get(QUEUE_TYPE) == BATCH:
             self._store.make_batch_topic(h.topic)
@@ -152,6 +157,8 @@ class TopicHandler:
                 self._offsets.delete_topic(name, broadcasting)
                 self._store.delete_topic(name)
                 self._traffic.forget_topic(name)
+        for _ in self._lite.delete_parent_steps(topic) if topic not in self._topics.table else ():
+            await self._long_scans.next()
         self._pops.ordered.save()
         await self._offsets.saved()
         await self._settled()

@@ -1,0 +1,134 @@
+"""LITE_SUBSCRIPTION_CTL: clients, or proxies for them, subscribe to lite topics and end subscriptions.
+
+Rules (LiteSubscriptionCtlProcessor, 5.5.0): an entry without client, group or topic is passed over; what one entry did
+stays if a later one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketspark.broker.consumers.assignments import TopicQueues
+from rocketspark.broker.lite import attributes
+from rocketspark.broker.lite.subscriptions import LiteSubscriptions, illegal_state
+from rocketspark.broker.operations.long_scans import LongScans
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.errors import ServerError
+from rocketspark.model.allocation import bucket_of
+from rocketspark.model.text import shown
+from rocketspark.protocol import lite_topics
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import Request
+from rocketspark.protocol.json import java_json
+from rocketspark.protocol.json.lite_bodies import LiteAction, LiteSubscription
+from rocketspark.protocol.json.lite_bodies import LiteSubscriptions as Changes
+from rocketspark.protocol.light_queues import QUEUE_ID
+from rocketspark.store.store import Store
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Routes
+from rocketspark.transport.request_frames import reply
+
+
+class LiteSharding:
+    """Tells which broker has a lite topic that is new (rule: LiteShardingImpl, 5.5.0)."""
+
+    def __init__(self, settings: BrokerSettings, store: Store, queues: TopicQueues) -> None:
+        self._settings = settings
+        self._store = store
+        self._queues = queues
+
+    async def brokers_of(self, topic: str) -> list[str]:
+        """Return the broker of each queue of a topic; none if they are not known."""
+        return [queue.broker_name for queue in await self._queues.of(topic) or ()]
+
+    def is_here(self, brokers: list[str], name: str) -> bool:
+        """Tell whether the lite topic of this name belongs to this broker."""
+        return not brokers or brokers[bucket_of(name, len(brokers))] == self._settings.broker_name
+
+    def has(self, brokers: list[str], topic: str, name: str) -> bool:
+        """Tell whether the lite topic is this broker's, or has messages here."""
+        return (
+            self.is_here(brokers, name) or self._store.queue_range(lite_topics.queue_name(topic, name), QUEUE_ID)[1] > 0
+        )
+
+
+class LiteSubscriptionHandler:
+    """Serves changes of subscriptions."""
+
+    def __init__(
+        self, tables: Tables, subscriptions: LiteSubscriptions, sharding: LiteSharding, scans: LongScans
+    ) -> None:
+        self._groups = tables.groups
+        self._subscriptions = subscriptions
+        self._sharding = sharding
+        self._scans = scans
+
+    def routes(self, routes: Routes) -> None:
+        """Add what this handler serves."""
+        routes.add(RequestCode.LITE_SUBSCRIPTION_CTL, self.change)
+
+    def change(self, peer: Peer, request: Request[Any], body: bytes) -> Answer:
+        """LITE_SUBSCRIPTION_CTL (200071): change what clients are subscribed to."""
+        if not body:
+            raise ServerError(ResponseCode.ILLEGAL_OPERATION, "Request body is null.")
+        changes = java_json.decode_request(body, Changes).subscription_set
+        if not changes:
+            raise ServerError(ResponseCode.ILLEGAL_OPERATION, "LiteSubscriptionCtlRequestBody is empty.")
+        return peer.alone(self._change(peer, request, changes))
+
+    async def _change(self, peer: Peer, request: Request[Any], changes: list[LiteSubscription]) -> bytes:
+        for change in changes:
+            if _is_told(change.client_id) and _is_told(change.group) and _is_told(change.topic):
+                await self._one(peer, change)
+        return reply(request.opaque)
+
+    async def _one(self, peer: Peer, change: LiteSubscription) -> None:
+        client_id, group, topic = change.client_id or "", change.group or "", change.topic or ""
+        known, names = self._subscriptions, change.lite_topic_set or []
+        if change.action is None:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"client {shown(client_id)}: no action is given")
+        if change.action == LiteAction.COMPLETE_REMOVE:
+            found = known.clients.get(client_id)
+            # One of another group is another's.
+            if found is not None and found.subscriber.group == group:
+                known.remove_all(client_id)
+            return
+        if change.action == LiteAction.PARTIAL_REMOVE:
+            anew = attributes.is_true(self._groups.table.get(group), attributes.RESET_UNSUBSCRIBE)
+            found = known.of_client(client_id, group, topic)
+            async for part in self._scans.pieces(names):
+                known.remove(found, [lite_topics.queue_name(topic, name) for name in part if name], begin_anew=anew)
+            return
+        config = known.check_group(group, peer.address)
+        has_wildcard = attributes.is_wildcard(config)
+        is_partial = change.action == LiteAction.PARTIAL_ADD
+        if is_partial:
+            known.check_room()
+            if has_wildcard:
+                raise illegal_state("subscribe lite operation is not supported for this group")
+        found = known.of_client(client_id, group, topic, peer)
+        if has_wildcard:
+            known.add_wildcard(found)
+            return
+        brokers = await self._sharding.brokers_of(topic)
+        # What else the names say belongs to other brokers.
+        wanted = [
+            lite_topics.queue_name(topic, name)
+            for name in dict.fromkeys(names)
+            if name and self._sharding.has(brokers, topic, name)
+        ]
+        if not is_partial:
+            kept = dict.fromkeys(wanted)
+            async for part in self._scans.pieces([queue for queue in found.queues if queue not in kept]):
+                known.remove(found, part, begin_anew=False)
+        alone = is_partial and attributes.is_exclusive(config)
+        async for part in self._scans.pieces(wanted):
+            if known.clients.get(client_id) is not found:
+                # Removed meanwhile by another request.
+                return
+            known.add(found, part, option=change.offset_option if is_partial else None, alone=alone)
+
+
+def _is_told(value: str | None) -> bool:
+    return bool(value and value.strip())

@@ -1,0 +1,168 @@
+"""Lite topics of our broker: answers as RocketMQ's, and what holds beyond them: restarts, expiry, wildcards, limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.java import lite_topics
+from tests.java.lite_topics import TOPIC, Link, made
+
+from rocketspark.broker.lite import parts
+from rocketspark.testing import Cluster, run_cluster
+
+pytestmark = pytest.mark.shows("lite topics: subscriptions, pops in order within each, expiry, what operators ask")
+
+LIGHT: dict[str, Any] = {"lmq": True, "multi_dispatch": True}
+FROM_THE_FIRST = {"offsetOption": {"type": "POLICY", "value": 1}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with run_cluster(**LIGHT, lite_event_check_ms=20, lite_full_dispatch_ms=50) as found:
+        yield found
+
+
+@pytest.fixture
+def link(cluster: Cluster) -> Iterator[Link]:
+    found = made(cluster.brokers[0])
+    yield found
+    found.close()
+
+
+@pytest.mark.shows("lite topics: every request's answer is that of RocketMQ 5.5.0")
+def test_every_answer_is_that_of_the_official_broker() -> None:
+    with run_cluster(**LIGHT) as alone:
+        assert lite_topics.everything(alone.brokers[0]) == lite_topics.golden()
+
+
+@pytest.mark.parametrize("name", ["a,b", "a$b", "a/b", "x" * 250])
+def test_a_name_that_no_lite_topic_may_have_is_refused(link: Link, name: str) -> None:
+    head = link.send(b"refused", name)
+    assert head["code"] == 13
+    assert "lite topic" in head["remark"] or "light queue" in head["remark"]
+
+
+def test_attributes_have_bounds(link: Link) -> None:
+    for attributes in ("+lite.topic.expiration=43201", "+lite.topic.expiration=-2", "+lite.topic.expiration=x"):
+        assert link.create("bounded", f"+message.type=LITE,{attributes}") == 29
+    assert link.create("bounded", "+message.type=LITE,+lite.topic.expiration=43200") == 0
+    for wrong in ({"sub_model": "Both"}, {"sub_client_quota": "-2"}, {"sub_client_max_event_cnt": "9"}):
+        assert link.group("bounded", bind_topic=TOPIC, **wrong) == 29
+    assert link.group("bounded", bind_topic=TOPIC, sub_client_max_event_cnt="10", sub_client_quota="-1") == 0
+
+
+def test_a_client_with_more_lite_topics_than_events_gets_them_all(link: Link) -> None:
+    assert link.group("narrow", bind_topic=TOPIC, sub_client_max_event_cnt="10") == 0
+    names = [f"n{number}" for number in range(60)]
+    for number, name in enumerate(names):
+        assert link.send(b"%d" % number, name)["code"] == 0
+    assert link.change("PARTIAL_ADD", names, "narrow", "narrow", **FROM_THE_FIRST) == [0, None]
+    found = link.until(60, "narrow", "narrow")
+    assert sorted(row[1] for each in found for row in each.rows) == sorted(names)
+    link.change("COMPLETE_REMOVE", [], "narrow", "narrow")
+
+
+def test_clients_of_a_shared_group_get_each_message_once(link: Link) -> None:
+    assert link.group("shared", bind_topic=TOPIC) == 0
+    names = [f"s{number}" for number in range(40)]
+    for client in ("sa", "sb"):
+        assert link.change("PARTIAL_ADD", names, client, "shared", **FROM_THE_FIRST) == [0, None]
+    for name in names:
+        assert link.send(name.encode(), name)["code"] == 0
+    rows: list[str] = []
+    for client in ("sa", "sb"):
+        popped = link.until(1, client, "shared")
+        while popped[-1].rows:
+            popped.append(link.pop(client, "shared"))
+        rows += [row[1] for each in popped for row in each.rows]
+    assert sorted(rows) == sorted(names)
+
+
+def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> None:
+    assert link.create("boards", "+message.type=LITE") == 0
+    assert link.group("everything", bind_topic="boards", sub_wildcard="true") == 0
+    assert link.send(b"old", "w-old", topic="boards")["code"] == 0
+    row = '{"action":"COMPLETE_ADD","clientId":"wc","group":"everything","topic":"boards","liteTopicSet":[]}'
+    assert link.ctl(b'{"subscriptionSet":[%b]}' % row.encode()) == [0, None]
+    assert link.send(b"new", "w-new", topic="boards")["code"] == 0
+    assert link.ask(200079, {"group": "everything"})[0]["code"] == 0
+    ext = link.pop_ext("wc", "everything", "boards", pollTime="20000")
+    bodies = b""
+    while bodies.count(b"__LITE_TOPIC") < 2:
+        head, body = link.ask(lite_topics.POP, ext)
+        assert head["code"] == 0
+        bodies += body
+    assert b"w-old" in bodies
+    assert b"w-new" in bodies
+
+
+def test_an_offset_goes_on_over_a_restart_and_what_was_out_comes_again(tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path, **LIGHT) as first:
+        link = made(first.brokers[0])
+        for number in range(3):
+            assert link.send(b"r%d" % number, "restarted")["code"] == 0
+        assert link.change("PARTIAL_ADD", ["restarted"], "r", **FROM_THE_FIRST) == [0, None]
+        popped = link.until(3, "r")
+        assert link.ack(popped[0], 0) == [0, "None"]
+        link.close()
+    with run_cluster(store=tmp_path, **LIGHT) as second:
+        link = Link(second.brokers[0])
+        assert link.pop("r").code == 210
+        assert link.change("COMPLETE_ADD", ["restarted"], "r") == [0, None]
+        assert [row[0] for each in link.until(2, "r") for row in each.rows] == ["r1", "r2"]
+        link.close()
+
+
+def test_a_lite_topic_expires_with_its_offsets_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_cluster(**LIGHT, lite_expiration_check_ms=10, lite_expiration_ms_min=0) as quick:
+        link = made(quick.brokers[0])
+        assert link.create("kept", "+message.type=LITE,+lite.topic.expiration=-1") == 0
+        assert link.send(b"kept", "stays", topic="kept")["code"] == 0
+        assert link.send(b"old", "goes")["code"] == 0
+        assert link.change("PARTIAL_ADD", ["goes"], "x", **FROM_THE_FIRST) == [0, None]
+        [popped] = link.until(1, "x")
+        assert link.ack(popped, 0) == [0, "None"]
+        monkeypatch.setattr(parts, "now_ms", lambda: int(time.time() * 1000) + 31 * 60_000)
+        while b'"liteTopicCount":0' not in link.ask(200075, {"topic": TOPIC})[1]:
+            time.sleep(0.01)
+        monkeypatch.undo()
+        assert b'"liteTopicCount":1' in link.ask(200075, {"topic": "kept"})[1]
+        assert link.ask(200077, {"parentTopic": TOPIC, "group": "phones", "clientId": "x"})[1].count(b"goes") == 0
+        assert link.send(b"new", "goes")["code"] == 0
+        assert link.change("PARTIAL_ADD", ["goes"], "x") == [0, None]
+        [popped] = link.until(1, "x")
+        assert popped.rows == [("new", "goes", 0)]
+        link.close()
+
+
+def test_a_client_that_is_not_heard_of_is_forgotten() -> None:
+    with run_cluster(**LIGHT, lite_subscription_check_ms=10, lite_subscription_timeout_ms=1) as quick:
+        link = made(quick.brokers[0])
+        assert link.change("PARTIAL_ADD", ["f"], "silent") == [0, None]
+        asked = {"parentTopic": TOPIC, "group": "phones", "clientId": "silent"}
+        while b'"liteTopicCount":-1' not in link.ask(200077, asked)[1]:
+            time.sleep(0.01)
+        assert b'"liteSubscriptionCount":0' in link.ask(200074)[1]
+        link.close()
+
+
+def test_a_deleted_topic_takes_its_lite_topics_along(link: Link) -> None:
+    assert link.create("short", "+message.type=LITE") == 0
+    for name in ("d1", "d2"):
+        assert link.send(name.encode(), name, topic="short")["code"] == 0
+    before = link.ask(200075, {"topic": "short"})[1]
+    assert b'"liteTopicCount":2' in before
+    assert link.ask(215, {"topic": "short"})[0]["code"] == 0
+    assert link.create("short", "+message.type=LITE") == 0
+    assert b'"liteTopicCount":0' in link.ask(200075, {"topic": "short"})[1]
+
+
+def test_a_held_pop_ends_with_its_time(link: Link) -> None:
+    born_ms = int(time.time() * 1000)
+    popped = link.pop("nobody-yet", pollTime="300", bornTime=str(born_ms))
+    assert (popped.code, popped.head["remark"]) == (210, "NO_MESSAGE_IN_QUEUE")
+    assert time.time() * 1000 >= born_ms + 200
