@@ -120,7 +120,9 @@ def test_a_held_pull_is_answered_and_what_is_asked_of_a_light_queue(tmp_path: Pa
             assert list(answers.values()) == [1, 0, 0]
             assert "%LMQ%g" not in server._groups.table
             assert [each for each in server._topics.table if "LMQ" in each] == []
+            server._offsets.commit("g", f"{name}@example.com", 0, 7)
             (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})).raise_for_code("delete")
+            assert server._offsets.get("g", f"{name}@example.com", 0) == 7
             assert server.store.queue_range(name, 0) == (0, 0)
             assert server._offsets.get("%LMQ%g", name, 0) is None
             await sent(peer, b"2", TOPIC, 2, pairs={NAMES: name})

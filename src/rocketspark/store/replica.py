@@ -459,7 +459,7 @@ class ReplicaReceiver:
         queues.set_kind(name, is_batch=is_batch)
         position = queues.wrong_since(name)
         if position is not None:
-            queues.delete_topic(topic)
+            queues.delete_topics((topic,))
             queues.set_kind(name, is_batch=is_batch)
             self._dispatch_again(name, max(position, self.log.min_position))
 

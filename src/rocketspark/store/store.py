@@ -332,7 +332,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             # First: until they are flushed a start puts them into the queues again.
             self._queues_position = min([self._queues_position, *positions])
             self.write_checkpoint()
-            queues.delete_topic(topic)
+            queues.delete_topics((topic,))
             queues.set_kind(name, is_batch=True)
             self.put_again(positions)
 
@@ -527,7 +527,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         position = self.flush_log()
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
-        self.consume_queues.delete_topic(topic)
+        self.consume_queues.delete_topics((topic,))
 
     def delete_light(self, names: Collection[str]) -> None:
         """Remove light queues none of whose records are left, together: one after another each would write a file.
@@ -535,8 +535,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         Raises StoreFull, StoreUnwritable.
         """
         self._deletions.add_all(dict.fromkeys(names, self.flush_log()), self.min_position)
-        for name in names:
-            self.consume_queues.delete_topic(name)
+        self.consume_queues.delete_topics(names)
 
     def remove_deleted(self) -> None:
         """Remove some of the files of deleted topics; called after each flush, in its thread. Never fails."""

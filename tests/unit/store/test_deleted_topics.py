@@ -72,7 +72,7 @@ def test_a_kill_within_a_deletion(make_store: Any, send: Any, tmp_path: Path, mo
     for i in range(120):
         send(store, "t", i % 2, b"%d" % i)
         send(store, "keep", 0, b"%d" % i)
-    monkeypatch.setattr(store.consume_queues, "delete_topic", lambda topic: None)
+    monkeypatch.setattr(store.consume_queues, "delete_topics", lambda topics: None)
     store.delete_topic("t")
     root = killed(store, tmp_path / "killed")
     shutil.rmtree(root / "consumequeue" / "t" / "0")

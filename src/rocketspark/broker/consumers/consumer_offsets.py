@@ -61,13 +61,14 @@ def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: in
     return offset > store.stored_range(topic, queue_id)[1]
 
 
-# A row's key is "topic@group"; no name holds an @.
+# A row's key is "topic@group"; names of light queues, and of their groups, alone may hold an @.
 def _topics_of(group: str, keys: Iterable[str]) -> list[str]:
     return [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")]
 
 
 def _groups_of(topic: str, keys: Iterable[str]) -> list[str]:
-    return [key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@")]
+    groups = (key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@"))
+    return [group for group in groups if "@" not in group or group.startswith(topic_names.LIGHT_PREFIX)]
 
 
 class ConsumerOffsets:

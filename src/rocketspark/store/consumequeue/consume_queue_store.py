@@ -249,32 +249,36 @@ class ConsumeQueueStore:
             found = self._keys[name] = TopicKeys(name)
         return found
 
-    def delete_topic(self, topic: str) -> None:
-        """Close the topic's queues and move their folders away; `remove_deleted` removes the files later.
+    def delete_topics(self, topics: Collection[str]) -> None:
+        """Close the topics' queues and move their folders away; `remove_deleted` removes the files later.
 
-        Raises StoreUnwritable if a folder can neither be moved nor removed.
+        All topics are handed in together, as each call looks through the whole inventory. Raises StoreUnwritable if a
+        folder can neither be moved nor removed.
         """
         self.generation += 1
         # A thread that makes a queue's first file holds the lock: none comes back after its folder went.
         with self._active.lock:
-            self.light_count -= topic.startswith(_SHARED) and topic in self._known
-            for queue_id in self._known.pop(topic, ()):
-                queue = self._by_name.pop((topic, queue_id), None)
-                if queue is not None:
-                    del self.by_bytes[queue.topic, queue_id]
-                    queue.let_go()
-                    self._gone.append(queue)
-        self.set_kind(topic.encode(), is_batch=False)
-        self.inventory.forget({topic: None})
+            for topic in topics:
+                self.light_count -= topic.startswith(_SHARED) and topic in self._known
+                for queue_id in self._known.pop(topic, ()):
+                    queue = self._by_name.pop((topic, queue_id), None)
+                    if queue is not None:
+                        del self.by_bytes[queue.topic, queue_id]
+                        queue.let_go()
+                        self._gone.append(queue)
+        for topic in topics:
+            self.set_kind(topic.encode(), is_batch=False)
+        self.inventory.forget(dict.fromkeys(topics))
         self._listing_due = self._removal_due = True
         # The queues last: after a kill in between they show the next start that the topic was being deleted.
         for directory in (self._ext_directory, self._batch_directory, self.directory):
-            path = f"{directory}/{topic}"
-            try:
-                # What a link leads to is not the store's to remove.
-                os.unlink(path) if os.path.islink(path) else self._move_away(path)
-            except OSError as e:
-                raise failure(e, "remove", path) from e
+            for topic in topics:
+                path = f"{directory}/{topic}"
+                try:
+                    # What a link leads to is not the store's to remove.
+                    os.unlink(path) if os.path.islink(path) else self._move_away(path)
+                except OSError as e:
+                    raise failure(e, "remove", path) from e
 
     def _move_away(self, path: str) -> None:
         """Move a folder, if there is one, to where `remove_deleted` finds it."""
@@ -318,14 +322,14 @@ class ConsumeQueueStore:
         queue = self.find(name.decode(), 0, below)
         return queue is not None and queue.next == queue_offset
 
-    def expired_light(self) -> list[str]:
-        """Return the light queues that had messages and have none left, once files of the log were removed."""
-        found = []
-        for name in [name for name in self._known if name.startswith(_SHARED)] if self.min_position else ():
-            queue = self._find_if_whole(name, 0)
-            if queue is not None and queue.min == queue.next > 0:
-                found.append(name)
-        return found
+    def expired_light(self, step_count: int) -> Iterator[list[str]]:
+        """Yield the light queues that had messages and have none left, once files of the log were removed, of
+        `step_count` light queues at a time. None may grow before the caller has removed those that it got.
+        """
+        names = [name for name in self._known if name.startswith(_SHARED)] if self.min_position else []
+        for begin in range(0, len(names), step_count):
+            queues = (self._find_if_whole(name, 0) for name in names[begin : begin + step_count])
+            yield [queue.name for queue in queues if queue is not None and queue.min == queue.next > 0]
 
     def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """Remove the queues of topics that still have a message from before the topic's deletion, which a kill
@@ -341,7 +345,7 @@ class ConsumeQueueStore:
             found.append(topic)
             is_batch = topic.encode() in self._told_batch_topics
             try:
-                self.delete_topic(topic)
+                self.delete_topics((topic,))
             except StoreUnwritable as e:
                 _log.error("topic %s was deleted, but its queues are still there: %s", shown(topic), e)
             # Its new queues are of the kind that the topic has by now.
