@@ -1,4 +1,4 @@
-"""Our consumers of lite topics, and a send's priority, on Apache's broker."""
+"""Our consumers of lite topics, and a send's priority, on our broker and on Apache's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ pytestmark = [
         "`LiteSimpleConsumer`, `LitePushConsumer`, threads and asyncio: order within each lite topic, quotas, "
         "exclusive subscriptions, where a subscription begins, retries, dead letters; `Message(priority=…)`"
     ),
-    pytest.mark.parametrize("cluster", [pytest.param("apache", marks=pytest.mark.java)], indirect=True),
 ]
 
 

@@ -79,7 +79,7 @@ class AsyncLitePushConsumer(AsyncLiteSimpleConsumer):
         # Of lite topics that have some, the messages that wait for the listener.
         self._waiting: dict[str, deque[ReceivedMessage]] = {}
         self._backlog = 0
-        # Of messages that failed here, by place: brokers do not always tell how often they gave one out.
+        # How often messages failed here, by place: brokers do not always tell, and count those behind a failure too.
         self._failed_here: dict[Place, int] = {}
         self._room = asyncio.Event()
         self._working = Tasks()
@@ -145,7 +145,7 @@ class AsyncLitePushConsumer(AsyncLiteSimpleConsumer):
 
     def _take_in(self, message: ReceivedMessage) -> None:
         name = message.lite_topic or ""
-        message.reconsume_times = max(message.reconsume_times, self._failed_here.get(_place(message), 0))
+        message.reconsume_times = self._failed_here.get(_place(message), message.reconsume_times)
         self._backlog += 1
         waiting = self._waiting.get(name)
         if waiting is None:
@@ -212,16 +212,20 @@ class AsyncLitePushConsumer(AsyncLiteSimpleConsumer):
             self._failed_here.pop(_place(message), None)
             await self._pops.ack([message])
             return
-        if len(self._failed_here) >= FAILED_KEPT_MAX:
-            del self._failed_here[next(iter(self._failed_here))]
-        self._failed_here[_place(message)] = message.reconsume_times + 1
         delay_ms = self._how.delay_ms(message.reconsume_times)
+        self._note(message, message.reconsume_times + 1)
         behind = [message]
         while behind:
             await self._pops.change_invisible_time(behind.pop(), delay_ms)
             if waiting:
                 behind.append(waiting.popleft())
+                self._note(behind[0], behind[0].reconsume_times)
                 self._done()
+
+    def _note(self, message: ReceivedMessage, failures: int) -> None:
+        if len(self._failed_here) >= FAILED_KEPT_MAX:
+            del self._failed_here[next(iter(self._failed_here))]
+        self._failed_here[_place(message)] = failures
 
 
 def _place(message: ReceivedMessage) -> Place:
