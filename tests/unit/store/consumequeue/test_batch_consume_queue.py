@@ -428,7 +428,7 @@ def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
 
     store = opened()
     send_batch(store, ["old"])
-    monkeypatch.setattr(store.consume_queues, "delete_topic", lambda topic: None)
+    monkeypatch.setattr(store.consume_queues, "delete_topics", lambda topics: None)
     store.delete_topic("b")
     store.close()
     store = opened()
