@@ -30,8 +30,8 @@ IGNORED: dict[str, str] = dict(
     combineCQPreferCQType=default combineCQUseRocksdbForLmq=false commercialBaseCount=1 commercialSizePerMsg=4096
     commitCommitLogLeastPages=4 commitCommitLogThoroughInterval=200 commitIntervalCommitLog=200
     commitLogForceSwapMapInterval=43200000 commitLogRecoverMaxNum=10 commitLogSwapMapInterval=3600000
-    commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
-    compactionScheduleInternal=900000 compactionThreadNum=6 compressedRegister=false
+    commitLogSwapMapReserveFileNum=100
+    compactionThreadNum=6 compressedRegister=false
     configManagerVersion=v1 connectTimeoutMillis=3000 consumerFallbehindThreshold=17179869184
     consumerManageThreadPoolNums=32 consumerManagerThreadPoolQueueCapacity=1000000
 
@@ -44,7 +44,7 @@ IGNORED: dict[str, str] = dict(
     dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false duplicationEnable=false
     enableAcceleratedRecovery=false enableAsyncReput=true enableBatchPush=false
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
-    enableCleanExpiredOffset=false enableCompaction=true enableConnectionMetrics=true
+    enableCleanExpiredOffset=false enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
     enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false
     enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
@@ -80,7 +80,7 @@ IGNORED: dict[str, str] = dict(
     mappedFileSwapEnable=true
     maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50 maxChecksumRange=1073741824
     maxConsumeQueueScan=20000 maxErrorRateOfBloomFilter=20 maxFilterMessageSize=16000
-    maxMsgsNumBatch=64 maxOffsetMapSize=104857600
+    maxMsgsNumBatch=64
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxRocksDBIndexQueryDays=7
     maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1 maxTopicLength=127
     memTableFlushIntervalMs=3600000

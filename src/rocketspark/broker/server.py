@@ -46,7 +46,7 @@ from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.long_scans import LongScans
-from rocketspark.broker.operations.registration import Registration
+from rocketspark.broker.operations.registration import Registration, log_told_address
 from rocketspark.broker.parts import HasRoutes, Messages, Tables
 from rocketspark.broker.pop.lifecycle import check_store, pop_lifecycle
 from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
@@ -65,11 +65,12 @@ from rocketspark.broker.static_topics.cleaning import MappingCleaning
 from rocketspark.broker.static_topics.logical_queues import LogicalQueues
 from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
+from rocketspark.broker.storage.compaction import Compaction
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.tiering import tiering_of
-from rocketspark.broker.topics import batch_topics
+from rocketspark.broker.topics import tell_store
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
@@ -161,8 +162,7 @@ class BrokerServer:
             self.store = Store(s.store_settings(), store_host=store_host)
             known = self._config.file("topics.json", TopicConfigTable).load()
             configs = known.topic_config_table.values() if known else ()
-            self.store.batch_topics = batch_topics(configs)
-            self.store.simple_topics = {c.topic_name for c in configs} - set(self.store.batch_topics)
+            tell_store(self.store, configs, compaction=s.compaction)
             self.store.fell_short = self._fell_short
             self.store.open()
             config_files.remove_leftovers(f"{s.store_root}/config")
@@ -177,6 +177,7 @@ class BrokerServer:
             self._build(routes)
             self._built = True
             self._file_cleaning.start()
+            self._compaction.start()
             self._flush_service.start()
             await self.replication.start(self.address)
             self._repeated.every("timer messages", TIMER_SAVE_S, self._wheel.save)
@@ -207,16 +208,7 @@ class BrokerServer:
             await self.close()
             raise
         log.info("broker %s listens on %s, store in %s", s.broker_name, self._server.address, s.store_root)
-        if s.tells_loopback_alone:
-            log.warning(
-                "broker %s listens on %s but tells clients %s, which other machines cannot reach: set brokerIP1 to the"
-                " address at which they reach this one",
-                s.broker_name,
-                self._server.address,
-                self.address,
-            )
-        elif self.address != self._server.address:
-            log.info("broker %s tells clients %s (brokerIP1)", s.broker_name, self.address)
+        log_told_address(s, self._server.address, self.address)
 
     async def _number(self) -> str:
         """Return the address that clients are told as a number, which stands in every record. Raises ConfigError."""
@@ -270,6 +262,8 @@ class BrokerServer:
             notify=lambda group: self._client_handler.notify(group),
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        self._compaction = Compaction(s, self.store, self._topics.compacted)
+        self._file_cleaning.copied = self._compaction.copied
         self._file_cleaning.drop_light = lambda names: drop_light(self.store, tables.offsets, names)
         self._clients, self._modes = tables.clients, tables.request_modes
         self._clients.may_be_sent = Recipients(self.access.gate).may_be_sent
@@ -516,6 +510,7 @@ class BrokerServer:
         self._fast_failure.close()
 
     async def _stop_threads(self) -> None:
+        await self._compaction.stop()
         if self._tiering is not None:
             await self._tiering.stop()
         loop = asyncio.get_running_loop()

@@ -93,6 +93,11 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     lmq: bool = setting("enableLmq", False)
     multi_dispatch: bool = setting("enableMultiDispatch", False)
     light_queues_max: Positive = setting("maxLmqConsumeQueueNum", 20_000)
+    compaction: bool = setting("enableCompaction", True)
+    compaction_interval_ms: Interval = setting("compactionScheduleInternal", 900_000, unit="ms", live=AT_USE)
+    compaction_log_bytes: FileBytes = setting("compactionMappedFileSize", 100 << 20, unit="bytes")
+    compaction_units_bytes: FileBytes = setting("compactionCqMappedFileSize", 10 << 20, unit="bytes")
+    compaction_keys_bytes: Positive = setting("maxOffsetMapSize", 100 << 20, unit="bytes")
     append_record_crc: bool = setting("enabledAppendPropCRC", False)
     verify_record_crc: bool = setting("forceVerifyPropCRC", False)
     index_enabled: bool = setting("messageIndexEnable", True)
@@ -428,6 +433,9 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
             queue_ext_file_bytes=self.queue_ext_file_bytes,
             batch_queue_file_units=-(-self.batch_queue_file_bytes // BATCH_QUEUE_UNIT_BYTES),
             light_queues=self.light_queues,
+            compaction_log_bytes=self.compaction_log_bytes,
+            compaction_units_bytes=self.compaction_units_bytes,
+            compaction_keys_bytes=self.compaction_keys_bytes,
             append_record_crc=self.append_record_crc,
             verify_record_crc=self.verify_record_crc,
             index_slots=self.index_slots,

@@ -24,6 +24,7 @@ from rocketspark.model.route import PERM_INHERIT, PERM_READ, PERM_WRITE
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
 from rocketspark.protocol.message import sysflags
+from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -34,6 +35,8 @@ DELAY_QUEUE_COUNT = 18
 QUEUE_TYPE = "queue.type"
 # What its messages are: PRIORITY has their queues popped by priority.
 MESSAGE_TYPE = "message.type"
+# What goes of a topic: DELETE all by age, COMPACTION all but the newest message of each key.
+CLEANUP_POLICY, DELETE, COMPACTION = "cleanup.policy", "DELETE", "COMPACTION"
 SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
 
 
@@ -62,6 +65,8 @@ class Topics:
         self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
         table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
+        # Those with compaction, by the version that they are of.
+        self._compacted: tuple[DataVersion | None, frozenset[str]] = None, frozenset()
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
         for config in self._system_topics():
             known = self.table.get(config.topic_name)
@@ -279,6 +284,12 @@ class Topics:
         )
         return pieces(around, "topicConfigTable", self.table)
 
+    def compacted(self) -> frozenset[str]:
+        """Return the topics with compaction."""
+        if self._compacted[0] is not self.version:
+            self._compacted = self.version, frozenset(n for n, config in self.table.items() if has_compaction(config))
+        return self._compacted[1]
+
     def save(self) -> None:
         """Write topics.json."""
         self._file.write(b"".join(self.snapshot()))
@@ -294,17 +305,45 @@ def has_priorities(config: TopicConfig) -> bool:
     return config.attributes.get(MESSAGE_TYPE) == "PRIORITY"
 
 
+def has_compaction(config: TopicConfig) -> bool:
+    """Tell whether of a topic the newest message of each key is kept."""
+    return config.attributes.get(CLEANUP_POLICY) == COMPACTION
+
+
 def batch_topics(configs: Iterable[TopicConfig]) -> list[str]:
     """Return the names of those topics that have batch queues."""
     return [config.topic_name for config in configs if has_batch_queues(config)]
 
 
+def tell_store(store: Store, configs: Collection[TopicConfig], *, compaction: bool) -> None:
+    """Tell a store, before it is opened, what its topics are. `compaction`: whether the broker compacts."""
+    store.batch_topics = batch_topics(configs)
+    store.simple_topics = {config.topic_name for config in configs} - set(store.batch_topics)
+    store.compacted_topics = [config.topic_name for config in configs if compaction and has_compaction(config)]
+
+
 def check_queue_type(topic: str, known: TopicConfig | None, attributes: dict[str, str]) -> None:
-    """Raise ServerError 29 for an unknown kind of queue, or a change of the kind."""
+    """Raise ServerError 29 for an unknown kind of queue or policy of what goes, or a change of one."""
     wanted = attributes.get(QUEUE_TYPE, SIMPLE)
     if wanted not in (SIMPLE, BATCH):
         raise ServerError(
             ResponseCode.INVALID_PARAMETER, f"topic[{topic}]: {QUEUE_TYPE} {wanted!r} is neither {SIMPLE} nor {BATCH}"
+        )
+    if wanted == BATCH and attributes.get(CLEANUP_POLICY) == COMPACTION:
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {CLEANUP_POLICY}={COMPACTION} needs {QUEUE_TYPE}={SIMPLE}: a batch has no key",
+        )
+    policy = attributes.get(CLEANUP_POLICY, DELETE)
+    if policy not in (DELETE, COMPACTION):
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {CLEANUP_POLICY} {policy!r} is neither {DELETE} nor {COMPACTION}",
+        )
+    if known is not None and known.attributes.get(CLEANUP_POLICY, DELETE) != policy:
+        raise ServerError(
+            ResponseCode.INVALID_PARAMETER,
+            f"topic[{topic}]: {CLEANUP_POLICY} cannot change; delete the topic and create it anew",
         )
     if known is not None and known.attributes.get(QUEUE_TYPE, SIMPLE) != wanted:
         raise ServerError(

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
+from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
@@ -36,13 +38,16 @@ from rocketspark.store.files.system_calls import (
     make_folder,
     remove_file,
 )
-from rocketspark.store.get_message import MessageReader
+from rocketspark.store.get_message import GetStatus, MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.replica import ReplicaReceiver
 from rocketspark.store.settings import Clock, StoreSettings, SystemClock
 
 if TYPE_CHECKING:
     from rocketspark.store.tiered.tier import Tier
+
+# Messages, and their bytes, that go into a compaction log at once: some milliseconds.
+_COPIED_COUNT, _COPIED_BYTES = 256, 1 << 20
 
 
 class Store(ReplicaReceiver, MessageAppender, MessageReader):
@@ -66,6 +71,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         # another kind.
         self.batch_topics: Collection[str] = ()
         self.simple_topics: Collection[str] = ()
+        # And those of which the newest message of each key is kept (cleanup.policy=COMPACTION).
+        self.compacted_topics: Collection[str] = ()
         self._body_bytes_max = settings.message_bytes_max
         self._light = settings.light_queues
         self.light_grown: list[str] = []
@@ -163,6 +170,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 # From here on no replay brings them back.
                 gone = dict.fromkeys(self.recovered.deleted_elsewhere, self.recovered.end)
                 self._deletions.add_all(gone, self.log.min_position)
+            self._open_compaction(crashed=crashed)
             if crashed:
                 self._sync_left()
             if not self.may_lack:
@@ -189,6 +197,14 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         if not maps.disk_is_full:
             self._spare.keep()  # Else once what starts with the store has had its room.
         maps.disk_is_full = False
+
+    def _open_compaction(self, *, crashed: bool) -> None:
+        s = self.settings
+        sizes = s.compaction_log_bytes, s.compaction_units_bytes, s.compaction_keys_bytes
+        self.compaction = CompactionStore(s.root, self._files, *sizes)
+        self.compacted = self.compaction.logs
+        known = {*self.simple_topics, *self.batch_topics}
+        self.compaction.open(self.compacted_topics, known, self.stored_range, crashed=crashed)
 
     def _sync_left(self) -> None:
         """Put on the disk what a killed process left in memory, and what recovery mended: from here on it counts so.
@@ -305,6 +321,27 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         low = queue.min if self.cold is None else self.cold.low(topic, queue_id, queue.min)
         return low, self.visible_next(queue)
 
+    def readable_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return what `queue_range` does, but of a topic with compaction the oldest offset that was kept."""
+        low, high = self.queue_range(topic, queue_id)
+        if self.compacted and (log := self.compacted.get((topic, queue_id))) is not None:
+            low = min(log.min, max(log.next, low))
+        return low, high
+
+    def copy_to_compaction(self, topic: str, queue_id: int) -> bool:
+        """Copy some messages of a queue to its compaction log. False if that has all that readers of the queue see.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        queue = self.consume_queues.find(topic, queue_id)
+        if queue is None or isinstance(queue, BatchConsumeQueue):
+            return False
+        log = self.compaction.follow(topic, queue_id, queue)
+        found = self.read(topic, queue_id, log.next, _COPIED_COUNT, _COPIED_BYTES)
+        if found.status is not GetStatus.FOUND and found.status is not GetStatus.REMOVED:
+            return False
+        return log.append([each for run in found.records for each in record_layout.split(run)], found.next_offset)
+
     def read_ahead(self, on: bool) -> None:
         """Set whether the kernel reads the log ahead. Off is better for readers that jump about in a log larger than
         the memory.
@@ -412,6 +449,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def flush_queues(self) -> None:
         """Put the consume queues on the disk. May run beside appends. Raises StoreFull, StoreUnwritable."""
         with self._rest_lock:
+            self.compaction.flush()
             self._queues_position = self._flushed(self.consume_queues, "queues")
 
     def flush_indexes(self) -> None:
@@ -472,6 +510,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             replay_from=min(position, from_position),
         )
 
+    def _cut_all(self, position: int) -> None:
+        super()._cut_all(position)
+        self.compaction.cut(self.stored_range)
+
     def _prepare_to_cut(self, position: int) -> None:
         with self._rest_lock:
             self._queues_position = min(self._queues_position, position)
@@ -527,6 +569,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         position = self.flush_log()
         # First of all: a kill in between is made good by the next start, and no replay brings the topic back.
         self._deletions.add(topic, position, self.min_position)
+        self.compaction.delete(topic)
         self.consume_queues.delete_topics((topic,))
 
     def delete_light(self, names: Collection[str]) -> None:

@@ -65,7 +65,7 @@ class ConsumerManageHandler:
         self._offsets.asked(h.group, h.topic, h.queue_id)
         offset = self._offsets.get(h.group, h.topic, h.queue_id)
         if offset is None:
-            low, high = self._store.queue_range(h.topic, h.queue_id)
+            low, high = self._store.readable_range(h.topic, h.queue_id)
             # A queue that still has its first message is read from there: nothing sent so far is missed.
             if h.zero_if_not_found is False or low > 0 or high == 0:
                 raise ServerError(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
@@ -121,7 +121,7 @@ class ConsumerManageHandler:
         """GET_MIN_OFFSET (31): the oldest offset still there."""
         return reply(
             request.opaque,
-            header=OffsetReply(offset=self._store.queue_range(request.ext.topic, request.ext.queue_id)[0]),
+            header=OffsetReply(offset=self._store.readable_range(request.ext.topic, request.ext.queue_id)[0]),
         )
 
     def search(self, peer: Peer, request: Request[SearchOffsetHeader], body: bytes) -> Answer:
@@ -141,5 +141,5 @@ class ConsumerManageHandler:
     def earliest(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
         """GET_EARLIEST_MSG_STORETIME (32): the store time of a queue's oldest message, in ms; -1 for an empty queue."""
         h = request.ext
-        low, _ = self._store.queue_range(h.topic, h.queue_id)
+        low, _ = self._store.readable_range(h.topic, h.queue_id)
         return reply(request.opaque, header=TimeReply(time_ms=self._store.store_time_at(h.topic, h.queue_id, low)))

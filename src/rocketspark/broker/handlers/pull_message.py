@@ -209,7 +209,7 @@ class PullHandler:
             records += [bytes(r) for r in read.records]
             count, size, at = count + read.count, size + read.size, read.next_offset
         views = [memoryview(r) for r in records]
-        low, high = self._store.queue_range(h.topic, h.queue_id)
+        low, high = self._store.readable_range(h.topic, h.queue_id)
         whole = GetMessageResult(GetStatus.FOUND if count else GetStatus.NO_MATCHED, views, count, size, at, low, high)
         self._offsets.note_pull(h.group, h.topic, h.queue_id, at)
         return self._answer(request, whole, topic_sys_flag)
@@ -264,7 +264,7 @@ class PullHandler:
             if not peer.is_writable:
                 if final:
                     # Nothing large for one that does not read: it asks again once it does.
-                    low, high = self._store.queue_range(h.topic, h.queue_id)
+                    low, high = self._store.readable_range(h.topic, h.queue_id)
                     nothing = GetMessageResult(GetStatus.AT_END, [], 0, 0, h.queue_offset, low, high)
                     peer.send(self._answer(request, nothing, topic_sys_flag))
                 else:
@@ -470,7 +470,7 @@ class PullHandler:
 
     def _moved(self, request: Request[PullHeader], offset: int, topic_sys_flag: int) -> bytes:
         """Return the one answer that sends a consumer to an offset that an operator set."""
-        low, high = self._store.queue_range(request.ext.topic, request.ext.queue_id)
+        low, high = self._store.readable_range(request.ext.topic, request.ext.queue_id)
         header = _REPLY % (
             ResponseCode.PULL_OFFSET_MOVED,
             MASTER_ID,

@@ -146,6 +146,8 @@ class SendHandler:
                 return self._answer_batch(peer, request, queue_id, batch.queue_offset, ids, batch.end, pairs)
             if LITE_TOPIC in pairs:
                 stored = self._rules.to_lite_topic(topic, stored, pairs)
+            if not pairs.get(b"KEYS", b"").strip():
+                self._rules.check_key(topic, (b"",))
             if PRIORITY in pairs:
                 queue_id, stored = self._rules.by_priority(h, queue_id, stored, pairs)
             sys_flag = self._rules.sys_flag(h)

@@ -42,9 +42,9 @@ class ClientEvents:
         self.group = group
         self._room = room
         self.names: dict[str, None] = {}
-        self.touch()
+        self.asked()
 
-    def touch(self) -> None:
+    def asked(self) -> None:
         """Note that the client polls."""
         self.popped_ms, self.accessed_ms = steady_ms(), now_ms()
 

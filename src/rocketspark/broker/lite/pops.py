@@ -70,7 +70,7 @@ class LitePops:
         taken, subscription = Taken(now_ms()), self._subscriptions.clients.get(h.client_id)
         events = self._events.clients.get(h.client_id)
         if events is not None:
-            events.touch()
+            events.asked()
         if events is None or subscription is None:
             return taken
         if (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):

@@ -7,14 +7,14 @@ comes from the store as an error, for which `refused` has the reply; that it is 
 from __future__ import annotations
 
 import struct
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues
+from rocketspark.broker.topics import Topics, check_inner_batch, has_batch_queues, has_compaction
 from rocketspark.errors import MessageIllegal, RecordError, ServerError, StoreError, StoreFull
 from rocketspark.model.route import PERM_WRITE
 from rocketspark.model.text import INT_MAX, shown, whole_number
@@ -252,6 +252,15 @@ class SendRules:
         pairs[light_queues.DISPATCH] = queue = b"%b%b$%b" % (lite_topics.NAME_PREFIX.encode(), topic.encode(), name)
         return properties.with_value(stored, light_queues.DISPATCH, queue)
 
+    def check_key(self, topic: str, keys: Iterable[bytes]) -> None:
+        """Raise ServerError 13 if one of the messages sent to a topic with compaction has no key: it would not be kept.
+
+        `keys`: the KEYS of each, b"" without any. Rule for single messages: SendMessageProcessor, 5.x.
+        """
+        config = self._topic_table.get(topic)
+        if config is not None and has_compaction(config) and not all(each.strip() for each in keys):
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
+
     def by_priority(self, h: SendHeader, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]) -> tuple[int, bytes]:
         """Return the queue and the properties of a send with a priority: the queue of that number, or the last one.
 
@@ -291,6 +300,7 @@ class SendRules:
             config is None
             or not self.writable
             or config.topic_filter_type == MULTI_TAG
+            or has_compaction(config)
             or h.topic in self.static_topics
             or h.topic in topic_names.NOT_SENDABLE
             or h.topic.startswith("%")
@@ -324,7 +334,10 @@ class SendRules:
             raise illegal(f"a batch of {len(body)} bytes, limit {self.body_bytes_max}")
         if h.topic.startswith(topic_names.RETRY_PREFIX):
             raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"batches cannot be sent to the retry topic {h.topic}")
-        return has_batch_queues(self._topic_table[h.topic])
+        config = self._topic_table[h.topic]
+        if has_compaction(config):
+            self.check_key(h.topic, (properties.find(item.properties, b"KEYS") or b"" for item in items_of(body)))
+        return has_batch_queues(config)
 
 
 def layout_of(body: bytes) -> batch.Layout | None:

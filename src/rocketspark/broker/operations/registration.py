@@ -312,3 +312,17 @@ class Registration:
         """Unregister at the NameServers and close the connections."""
         await self.leave()
         await self._connections.close()
+
+
+def log_told_address(settings: BrokerSettings, own: str, told: str) -> None:
+    """Log the address that clients are told if it is not the broker's own; warn if other machines cannot reach it."""
+    if settings.tells_loopback_alone:
+        log.warning(
+            "broker %s listens on %s but tells clients %s, which other machines cannot reach: set brokerIP1 to the"
+            " address at which they reach this one",
+            settings.broker_name,
+            own,
+            told,
+        )
+    elif told != own:
+        log.info("broker %s tells clients %s (brokerIP1)", settings.broker_name, told)

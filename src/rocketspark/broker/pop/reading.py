@@ -406,7 +406,7 @@ class PopReading:
     def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
         """Return where a group begins that is new to a queue (rule: getInitOffset, 5.5.0)."""
         if init_mode == INIT_MIN or pop_answers.retry_flag(topic) != pop_answers.NORMAL:
-            return self._store.queue_range(topic, queue_id)[0]
+            return self._store.readable_range(topic, queue_id)[0]
         return newest_offset(self._settings, self._store, self._memory, topic, queue_id)
 
     # -- records --------------------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class FileCleaning:
         self._task: asyncio.Task[None] | None = None
         # Called with light queues that have no message left; it removes them.
         self.drop_light: Callable[[list[str]], None] = lambda names: None
+        # Called before anything is removed: copies what compaction keeps; False if nothing may be removed now.
+        self.copied: Callable[[], Awaitable[bool]] | None = None
         # Of a second tier: returns the position before which all messages are in it.
         self.kept_from: Callable[[], Awaitable[int]] | None = None
 
@@ -145,6 +147,8 @@ class FileCleaning:
     async def _expire(self, before_ms: int, count_max: int, *, forced: bool = False) -> int:
         removed = 0
         loop = asyncio.get_running_loop()
+        if self.copied is not None and not await self.copied():
+            return 0
         below = None if self.kept_from is None else await self.kept_from()
         if forced and below is not None and below < self._store.min_position + self._store.settings.log_file_bytes:
             log.warning("the disk is nearly full: a log file goes before all its messages are in the second tier")

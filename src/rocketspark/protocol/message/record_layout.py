@@ -14,6 +14,7 @@ All numbers are big-endian. A host is 4 bytes of IPv4 or 16 of IPv6, as a bit of
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -209,6 +210,21 @@ def topic_at(stored: Buffer) -> int:
     at = FIXED[_SYS_FLAG(stored)[0] & HOST_FLAGS].size
     # A damaged record may be shorter than this.
     return at + int.from_bytes(stored[at - _BODY_LENGTH_BYTES : at], "big")
+
+
+def split(stored: memoryview) -> Iterator[memoryview]:
+    """Yield each of the whole records that follow each other in these bytes."""
+    at = 0
+    while at < len(stored):
+        size = int.from_bytes(stored[at : at + SIZE_BYTES], "big")
+        yield stored[at : at + size]
+        at += size
+
+
+def body_bytes_of(stored: Buffer) -> int:
+    """Return the length of a record's body, as stored."""
+    at = FIXED[_SYS_FLAG(stored)[0] & HOST_FLAGS].size
+    return int.from_bytes(stored[at - _BODY_LENGTH_BYTES : at], "big")
 
 
 def properties_of(stored: memoryview) -> bytes:

@@ -19,7 +19,7 @@ from rocketspark.store.files.mapped_file_queue import MappedFileQueue
 from rocketspark.store.index.key_hashes import TopicKeys
 
 # Physical offset, record size, tags code, store time in ms, first queue offset, messages, -1 (no compaction), 0.
-_UNIT = struct.Struct(">qiqqqhii")
+BATCH_UNIT = _UNIT = struct.Struct(">qiqqqhii")
 BATCH_UNIT_BYTES = _UNIT.size
 BATCH_UNIT_TYPE = np.dtype(
     [

@@ -305,6 +305,7 @@ class AdminHandler:
                 check_queue_type(config.topic_name, known, config.attributes)
         for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)
+        self._store.consume_queues.generation += 1  # Sends are looked at anew.
         self._topics.put_all(wanted)
         await self._acts.settled()
         return reply(request.opaque)

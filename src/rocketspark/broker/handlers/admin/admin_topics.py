@@ -98,6 +98,8 @@ class TopicHandler:
         check_queue_type(h.topic, known, attributes)
         if attributes.get(QUEUE_TYPE) == BATCH:
             self._store.make_batch_topic(h.topic)
+        if known is not None and known.attributes != attributes:
+            self._store.consume_queues.generation += 1  # Sends are looked at anew.
         self._topics.put(
             TopicConfig(
                 topic_name=h.topic,
@@ -207,7 +209,7 @@ class TopicHandler:
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             if queue_id and queue_id % QUEUES_IN_TURN == 0:
                 yield
-            low, high = self._store.queue_range(config.topic_name, queue_id)
+            low, high = self._store.readable_range(config.topic_name, queue_id)
             last_ms = self._store.store_time_at(config.topic_name, queue_id, high - 1) if high > low else 0
             queue = bodies.QueueBody.of(MessageQueue(config.topic_name, self._broker_name, queue_id))
             value = {"lastUpdateTimestamp": max(last_ms, 0), "maxOffset": high, "minOffset": low}

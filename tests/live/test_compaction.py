@@ -1,0 +1,126 @@
+"""Topics with compaction on a broker: what pull and pop find, sends without a key, retention, restarts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import TOPIC, connected, create, pull, records, run, sent, until
+from tests.live.test_broker_retention import Disk, small_broker
+
+from rocketspark import Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
+from rocketspark.admin import Admin
+from rocketspark.errors import RocketSparkError, SendFailed
+from rocketspark.protocol import headers
+from rocketspark.protocol.codes import RequestCode
+from rocketspark.testing import Cluster, run_cluster
+from rocketspark.transport.peer import Peer
+
+pytestmark = pytest.mark.shows("topics with cleanup.policy=COMPACTION: the newest message of each key is kept")
+
+SMALL: dict[str, Any] = {
+    "compaction_units_bytes": 4096,
+    "compaction_log_bytes": 20480,
+    "compaction_interval_ms": 100,
+    "log_file_bytes": 65536,
+}
+KEYS = [f"k{n % 5}" for n in range(300)]
+
+
+def fill(cluster: Cluster, topic: str) -> MessageQueue:
+    with Admin(cluster.namesrv) as admin:
+        admin.create_topic(topic, queue_count=1, attributes="+cleanup.policy=COMPACTION")
+    with Producer(cluster.namesrv) as producer:
+        queue = producer.send(topic, b"first", keys="once").queue
+        for n, key in enumerate(KEYS):
+            producer.send(topic, b"%d" % n, keys=key)
+    return queue
+
+
+def first_gone(cluster: Cluster, queue: MessageQueue) -> None:
+    """Wait until a message is read no more that another one of its key followed."""
+    end = time.monotonic() + 30
+    with PullConsumer(cluster.namesrv, "looks") as consumer:
+        consumer.assign([queue])
+        while True:
+            consumer.seek(queue, 1)
+            if consumer.poll(timeout_ms=5000)[0].queue_offset > 1:
+                return
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_clients_read_the_newest_of_each_key() -> None:
+    with run_cluster(**SMALL) as cluster:
+        queue = fill(cluster, "prices")
+        first_gone(cluster, queue)
+        with PullConsumer(cluster.namesrv, "readers", consume_from="first") as consumer:
+            consumer.assign([queue])
+            found: list[tuple[int, bytes]] = []
+            while not found or found[-1][0] < 300:
+                found += [(m.queue_offset, m.body) for m in consumer.poll(timeout_ms=5000)]
+        assert found[0] == (0, b"first")
+        assert found[-5:] == [(offset, b"%d" % (offset - 1)) for offset in range(296, 301)]
+        assert len(found) < 250
+        with SimpleConsumer(cluster.namesrv, "poppers", consume_from="first") as popper:
+            popper.subscribe("prices")
+            popped: list[int] = []
+            while not popped or max(popped) < 300:
+                messages = popper.receive(count_max=32)
+                popped += [m.queue_offset for m in messages]
+                for message in messages:
+                    popper.ack(message)
+        assert sorted(popped) == [offset for offset, _ in found]
+
+
+def test_a_message_without_a_key_is_refused() -> None:
+    with run_cluster(**SMALL) as cluster, Admin(cluster.namesrv) as admin, Producer(cluster.namesrv) as producer:
+        admin.create_topic("keyed", attributes="+cleanup.policy=COMPACTION")
+        admin.create_topic("plain")
+        for wrong in ("COMPACTION", "SHREDDING"):
+            with pytest.raises(RocketSparkError, match=r"cleanup\.policy"):
+                admin.create_topic("plain", attributes=f"+cleanup.policy={wrong}")
+        for topic in ("keyed", "keyed"):
+            with pytest.raises(SendFailed, match="Required message key is missing"):
+                producer.send(topic, b"x")
+            with pytest.raises(SendFailed, match="Required message key is missing"):
+                producer.send_batch([Message(topic, b"x", keys="a"), Message(topic, b"y")])
+            producer.send_batch([Message(topic, b"x", keys="a"), Message(topic, b"y", keys="b")])
+        with pytest.raises(RocketSparkError, match="a batch has no key"):
+            admin.create_topic("both", attributes="+cleanup.policy=COMPACTION,+queue.type=BatchCQ")
+
+
+def test_what_is_kept_outlives_the_log_and_restarts(tmp_path: Path) -> None:
+    async def main() -> None:
+        changes = SMALL | {"delete_when": "", "reserved_hours": 0}
+        async with small_broker(tmp_path, Disk(), **changes) as server, connected(server.address) as peer:
+            await create(peer, attributes="+cleanup.policy=COMPACTION")
+            for n in range(200):
+                await sent(peer, b"%4d" % n + bytes(1024), pairs={"KEYS": {2: "k7", 50: "k8"}.get(n, f"k{n % 5}")})
+            await until(lambda: server.store.flushed_position == server.store.written_position)
+            (await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)).raise_for_code("clean")
+            low = await until(lambda: server.store.queue_range(TOPIC, 0)[0])
+            assert low > 100
+            await until(lambda: server.store.readable_range(TOPIC, 0)[0] == 2)
+            kept = await all_of(peer)
+            assert kept[:2] == [2, 50]
+            assert kept[-5:] == list(range(195, 200))
+            assert len(kept) < 100
+            answer = await peer.request(RequestCode.GET_MIN_OFFSET, headers.QueueHeader(topic=TOPIC, queue_id=0))
+            assert answer.header(headers.OffsetReply).offset == 2
+        async with small_broker(tmp_path, Disk(), **changes) as server, connected(server.address) as peer:
+            assert (await all_of(peer))[-6:] == kept[-6:]
+            await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicHeader(topic=TOPIC))
+            assert not (tmp_path / "compaction/compactionLog" / TOPIC).exists()
+
+    async def all_of(peer: Peer) -> list[int]:
+        offsets, at = [], 0
+        while at < 200:
+            answer = await pull(peer, TOPIC, 0, at)
+            offsets += [r.queue_offset for r in records(answer)]
+            at = answer.header(headers.PullReply).next_offset
+        return offsets
+
+    run(main())
