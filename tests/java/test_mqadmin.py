@@ -39,7 +39,7 @@ def no_route(topic: str) -> str:
     return f"17 No topic route info in name server for the topic: {topic}"
 
 
-OTHER_TESTS = ("test_controller.py", "test_failover.py", "test_static_topics.py")
+OTHER_TESTS = ("test_controller.py", "test_failover.py", "test_static_topics.py", "test_store_compaction.py")
 
 
 def test_the_table_of_commands_is_that_of_the_tool(stage: Stage) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 from tests.java.apache import ApacheNamesrv, ask
+from tests.java.mqadmin import MqAdmin
 from tests.java.one_store import starting
 from tests.java.test_store_exchange import SMALL_FILES, end
 
@@ -61,6 +63,22 @@ def sent(namesrv: str, begin: int, count: int) -> None:
     with Producer(namesrv) as producer:
         for n in range(begin, begin + count):
             producer.send(TOPIC, b"%d" % n, keys=f"k{n % 7}" if n % 100 else f"rare{n}")
+
+
+@pytest.mark.shows("mqadmin dumpCompactionLog")
+def test_mqadmin_prints_our_compaction_logs(namesrv: ApacheNamesrv, tmp_path: Path) -> None:
+    with starting(namesrv, tmp_path, SMALL_FILES | SIZES) as start:
+        server = start("ours")
+        with Admin(server.namesrv) as admin:
+            admin.create_topic(TOPIC, queue_count=1, attributes="+cleanup.policy=COMPACTION")
+        sent(server.namesrv, 0, 30)
+        server.stop()
+    (file,) = (tmp_path / "store/compaction/compactionLog" / TOPIC / "0").iterdir()
+    mqadmin = MqAdmin(tmp_path / "tool", "127.0.0.1:1", "127.0.0.1:1")
+    lines = mqadmin.raw("dumpCompactionLog", "-f", str(file))
+    mqadmin.close()
+    offsets = [int(found[1]) for line in lines if (found := re.search(r"queueOffset=(\d+)", line))]
+    assert offsets == list(range(30))
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
