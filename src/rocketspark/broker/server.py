@@ -262,7 +262,7 @@ class BrokerServer:
             notify=lambda group: self._client_handler.notify(group),
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
-        self._compaction = Compaction(s, self.store, self._topics.compacted)
+        self._compaction = Compaction(s, self.store, self._topics.compacted, lambda: self.replication.source)
         self._file_cleaning.copied = self._compaction.copied
         self._file_cleaning.drop_light = lambda names: drop_light(self.store, tables.offsets, names)
         self._clients, self._modes = tables.clients, tables.request_modes

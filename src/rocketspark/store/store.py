@@ -18,6 +18,7 @@ from rocketspark.protocol.message import record, record_layout
 from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
@@ -325,18 +326,24 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Return what `queue_range` does, but of a topic with compaction the oldest offset that was kept."""
         low, high = self.queue_range(topic, queue_id)
         if self.compacted and (log := self.compacted.get((topic, queue_id))) is not None:
-            low = min(log.min, max(log.next, low))
+            low = log.min if log.min < log.next else max(log.next, low)
         return low, high
 
-    def copy_to_compaction(self, topic: str, queue_id: int) -> bool:
-        """Copy some messages of a queue to its compaction log. False if that has all that readers of the queue see.
+    def compaction_gap(self, topic: str, queue_id: int) -> tuple[CompactionLog, int] | None:
+        """Return the compaction log of a queue, and the queue's oldest offset, if the log ends before that."""
+        queue = self.consume_queues.find(topic, queue_id)
+        if queue is None or not queue.min or isinstance(queue, BatchConsumeQueue):
+            return None
+        log = self.compaction.follow(topic, queue_id, queue)
+        return (log, queue.min) if log.next < queue.min else None
 
-        Raises StoreFull, StoreUnwritable.
-        """
+    def copy_to_compaction(self, topic: str, queue_id: int) -> bool:
+        """Copy some messages to a compaction log; False if it has all. Raises StoreFull, StoreUnwritable."""
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or isinstance(queue, BatchConsumeQueue):
             return False
         log = self.compaction.follow(topic, queue_id, queue)
+        log.next = max(log.next, queue.min)
         found = self.read(topic, queue_id, log.next, _COPIED_COUNT, _COPIED_BYTES)
         if found.status is not GetStatus.FOUND and found.status is not GetStatus.REMOVED:
             return False

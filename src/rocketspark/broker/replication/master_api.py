@@ -24,7 +24,8 @@ from rocketspark.access.tables import User
 from rocketspark.access.wire_forms import acls_from, users_from
 from rocketspark.errors import NoReply, ProtocolError, ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import Header
+from rocketspark.protocol.headers import Header, PullReply
+from rocketspark.protocol.headers.messages import plain_pull
 from rocketspark.protocol.headers.topics import (
     GroupPageHeader,
     GroupPageReply,
@@ -56,6 +57,15 @@ TIMEOUT_MS = 3000
 
 T = TypeVar("T")
 
+# Answers to a pull that say where to go on: found, nothing new, nothing that matches, the offset moved.
+PULL_CODES = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+TOOLS_GROUP = "TOOLS_CONSUMER"
+PULLED_MAX = 32
 PAGE_ROWS = 2000
 ROWS_MAX = 200_000
 # A table that changes with every page is left for the next time.
@@ -335,6 +345,15 @@ class MasterApi:
         if end < 0:
             raise ProtocolError(f"{self.address} tells {end} as the end of its log")
         return end
+
+    async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+        """Return records of a queue from an offset on, b"" if none is left, and the offset to go on from."""
+        peer = await self._connections.get(self.address)
+        header = plain_pull(TOOLS_GROUP, topic, queue_id, offset, PULLED_MAX)
+        reply = await peer.request(RequestCode.PULL_MESSAGE, header, timeout_ms=PAGE_TIMEOUT_MS)
+        if reply.code not in PULL_CODES:
+            reply.raise_for_code(f"pull {topic} from {self.address}")
+        return reply.body if reply.code == ResponseCode.SUCCESS else b"", reply.header(PullReply).next_offset
 
     async def _ask_page(
         self, code: RequestCode, kind: type[TopicPageHeader] | type[GroupPageHeader], asked: PageAsked

@@ -234,6 +234,11 @@ class Replication(RoleDriver):
         if self.role.delivers and self._acting is None:
             self._services.start()
 
+    @property
+    def source(self) -> SlaveSynchronize | None:
+        """What copies a master's tables, while this broker is none."""
+        return None if self.role.is_master else self.synchronize
+
     async def join(self) -> None:
         """Register at the NameServers and look for the master; under a controller, once that named the master."""
         log.info("broker %s is %s (id %d)", self._settings.broker_name, self.role.kind.value, self.role.broker_id)

@@ -127,6 +127,12 @@ class SlaveSynchronize:
         """Return the master's address, None while it is not known."""
         return self._master
 
+    async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+        """Return what `MasterApi.pull` does, of the master. Raises TransportError while none is known."""
+        if self._master is None:
+            raise TransportError("the master is not known yet")
+        return await MasterApi(self._connections, self._master).pull(topic, queue_id, offset)
+
     def set_master(self, address: str | None) -> None:
         """Copy from another master from now on, at once; None: there is no master, and the tables stay as they are."""
         address = None if address == self._own_address else address

@@ -8,25 +8,42 @@ file of the commit log goes before what it has is copied and on the disk.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, TransportError
+from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.message import record_layout
 from rocketspark.store.store import Store
 
-log = logging.getLogger("rocketspark.broker")
+log = LimitedLog("rocketspark.broker")
+_QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 
 COPY_MS = 1000
+
+
+class Master(Protocol):
+    """A broker that this one copies."""
+
+    async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+        """Return records of a queue from an offset on, and the offset to go on from."""
 
 
 class Compaction:
     """Keeps the compaction logs of a broker."""
 
-    def __init__(self, settings: BrokerSettings, store: Store, names: Callable[[], frozenset[str]]) -> None:
-        """`names`: returns the topics with compaction."""
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        names: Callable[[], frozenset[str]],
+        master: Callable[[], Master | None],
+    ) -> None:
+        """`names`: returns the topics with compaction. `master`: returns the broker that this one copies, if any."""
+        self._master = master
         self._settings = settings
         self._store = store
         self._wanted = names
@@ -68,15 +85,38 @@ class Compaction:
                 # After any error the next round comes.
                 log.exception("topics cannot be compacted")
 
-    async def copy(self) -> None:
-        """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable."""
+    async def copy(self, *, in_any_case: bool = False) -> None:
+        """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable.
+
+        A queue whose older messages have to come from the master first waits for them, but not `in_any_case`.
+        """
         self._look()
         if self._compacting is not None:
             return  # A queue that lost its end is not cut under it.
         for topic in self._names:
             for queue_id in sorted(self._store.queues().get(topic, ())):
+                if not await self._take_older(topic, queue_id) and not in_any_case:
+                    continue
                 while self._store.copy_to_compaction(topic, queue_id):
                     await asyncio.sleep(0)
+
+    async def _take_older(self, topic: str, queue_id: int) -> bool:
+        """Copy from the master what is older than the commit log that this broker, a new copy, began with.
+
+        False if the master does not give it now.
+        """
+        master = self._master()
+        while master is not None and (gap := self._store.compaction_gap(topic, queue_id)) is not None:
+            kept, end = gap
+            try:
+                content, following = await master.pull(topic, queue_id, kept.next)
+            except (TransportError, ProtocolError, ServerError) as e:
+                log.warning("older messages of %s, kept by compaction, are not copied yet: %s", topic, e)
+                return False
+            records = [each for each in record_layout.split(memoryview(content)) if _QUEUE_OFFSET(each)[0] < end]
+            # Where the master has nothing, the queue here goes on.
+            kept.append(records, min(following, end) if following > kept.next else end)
+        return True
 
     async def copied(self) -> bool:
         """Copy all and put it on the disk; False if that has to wait. Raises StoreFull, StoreUnwritable."""
@@ -85,7 +125,7 @@ class Compaction:
             return True
         if self._compacting is not None:
             return False
-        await self.copy()
+        await self.copy(in_any_case=True)
         await self._thread.run(self._store.compaction.flush)
         return True
 

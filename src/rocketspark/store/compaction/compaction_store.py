@@ -103,16 +103,13 @@ class CompactionStore:
         return CompactionLog(Places(log, units, self._log_bytes, self._units_bytes), self._files)
 
     def follow(self, topic: str, queue_id: int, queue: ConsumeQueue) -> CompactionLog:
-        """Return the log of a queue, a new one if it has none yet, which begins where the queue does. Raises StoreFull,
-        StoreUnwritable.
-        """
+        """Return the log of a queue, a new one if it has none yet. Raises StoreFull, StoreUnwritable."""
         found = self.logs.get((topic, queue_id))
         if found is None:
             found = self._made(topic, queue_id)
             found.open(queue.min, crashed=True)
             self.logs[topic, queue_id] = found
         self._cut_beyond(found, queue.next, f"{self._root}/compactionLog/{topic}/{queue_id}")
-        found.next = max(found.next, queue.min)
         return found
 
     def cut(self, ranges: Ranges) -> None:

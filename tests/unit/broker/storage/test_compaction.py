@@ -1,0 +1,78 @@
+"""A new copy of a broker takes from its master what compaction kept there, and only then what its own log has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.unit.store.conftest import NOW_MS, expire, send
+from tests.unit.store.test_compaction import TOPIC, compact, copy, found, opened
+
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.compaction import Compaction
+from rocketspark.errors import TransportError
+from rocketspark.store import Store
+
+pytestmark = pytest.mark.shows("topics with cleanup.policy=COMPACTION: a new copy has what its master kept")
+
+
+class Master:
+    """A master that does not answer the first `silent` pulls."""
+
+    def __init__(self, store: Store, silent: int) -> None:
+        self.store, self.silent = store, silent
+
+    async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+        if self.silent:
+            self.silent -= 1
+            raise TransportError("it does not answer")
+        read = self.store.read(topic, queue_id, offset, 2, 10_000)
+        return b"".join(read.records), read.next_offset
+
+
+def filled(root: Path) -> Store:
+    store = opened(root)
+    for n in range(200):
+        send(store, TOPIC, 0, b"%d" % n + bytes(100), keys="once" if n == 3 else f"k{n % 7}", now_ms=NOW_MS + n)
+    store.flush_log()
+    return store
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_what_is_older_than_its_own_log_comes_from_the_master(tmp_path: Path, silent: int) -> None:
+    theirs, ours = filled(tmp_path / "theirs"), filled(tmp_path / "ours")
+    copy(theirs)
+    compact(theirs)
+    while expire(theirs, NOW_MS + 10_000):
+        pass
+    while expire(ours, NOW_MS + 10_000):
+        pass
+    low = ours.queue_range(TOPIC, 0)[0]
+    assert low > 100
+    master = Master(theirs, silent)
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: master)
+    asyncio.run(compaction.copy())
+    if silent:
+        # Nothing is copied before its turn.
+        assert found(ours, low)[0][0] == low
+        assert ours.readable_range(TOPIC, 0)[0] == low
+        asyncio.run(compaction.copy())
+    kept = [each for each in found(theirs) if each[0] < low]
+    assert kept[0][0] == 3
+    assert [each for each in found(ours) if each[0] < low] == kept
+    assert [offset for offset, _ in found(ours) if offset >= low] == list(range(low, 200))
+    theirs.close()
+    ours.close()
+
+
+def test_a_copy_without_a_master_keeps_what_it_has_before_files_go(tmp_path: Path) -> None:
+    theirs, ours = filled(tmp_path / "theirs"), filled(tmp_path / "ours")
+    expire(ours, NOW_MS + 10_000)
+    low = ours.queue_range(TOPIC, 0)[0]
+    master = Master(theirs, 99)
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: master)
+    assert asyncio.run(compaction.copied())
+    assert [offset for offset, _ in found(ours)] == list(range(low, 200))
+    theirs.close()
+    ours.close()
