@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.live.support import TOPIC, connected, create, pull, records, run, sent, until
 from tests.live.test_broker_retention import Disk, small_broker
+from tests.live.test_replication import Pair
 
 from rocketspark import Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
 from rocketspark.admin import Admin
@@ -122,5 +123,40 @@ def test_what_is_kept_outlives_the_log_and_restarts(tmp_path: Path) -> None:
             offsets += [r.queue_offset for r in records(answer)]
             at = answer.header(headers.PullReply).next_offset
         return offsets
+
+    run(main())
+
+
+def test_a_slave_that_joins_later_has_what_the_master_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        changes = SMALL | {
+            "delete_when": "",
+            "reserved_hours": 0,
+            "clean_interval_ms": 50,
+            "broker_role": "ASYNC_MASTER",
+        }
+        p = Pair(tmp_path, **changes, flush_interval_ms=20)
+        await p.namesrv.start()
+        try:
+            master = await p.start(0)
+            async with connected(master.address) as peer:
+                await create(peer, attributes="+cleanup.policy=COMPACTION")
+                for n in range(200):
+                    await sent(peer, b"%4d" % n + bytes(1024), pairs={"KEYS": "once" if n == 3 else f"k{n % 5}"})
+                await until(lambda: master.store.flushed_position == master.store.written_position)
+                await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+                await until(lambda: master.store.queue_range(TOPIC, 0)[0] > 100)
+                await until(lambda: master.store.readable_range(TOPIC, 0)[0] == 3)
+            slave = await p.start(1, broker_role="SLAVE")
+            await until(lambda: slave.store.readable_range(TOPIC, 0) == (3, 200))
+            low = slave.store.queue_range(TOPIC, 0)[0]
+            assert low > 100
+            log = slave.store.compaction.logs[TOPIC, 0]
+            await until(lambda: log.next == 200)
+            assert next(unit.offset for _, unit in log.units(0)) == 3
+        finally:
+            for broker_id in list(p.brokers):
+                await p.stop(broker_id)
+            await p.namesrv.close()
 
     run(main())
