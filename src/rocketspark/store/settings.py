@@ -40,7 +40,7 @@ class StoreSettings(msgspec.Struct, kw_only=True):
     light_queues: bool = False
     append_record_crc: bool = False
     verify_record_crc: bool = False
-    # Of compaction: bytes of a segment's two files, and of the table of keys.
+    # Of compaction: bytes of a segment's two files, and of the table of keys of one step (maxOffsetMapSize).
     compaction_log_bytes: int = 100 << 20
     compaction_units_bytes: int = 10 << 20
     compaction_keys_bytes: int = 100 << 20

@@ -200,12 +200,12 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         maps.disk_is_full = False
 
     def _open_compaction(self, *, crashed: bool) -> None:
-        s = self.settings
-        sizes = s.compaction_log_bytes, s.compaction_units_bytes, s.compaction_keys_bytes
-        self.compaction = CompactionStore(s.root, self._files, *sizes)
+        self.compaction = CompactionStore(self.settings, self._files)
         self.compacted = self.compaction.logs
-        known = {*self.simple_topics, *self.batch_topics}
-        self.compaction.open(self.compacted_topics, known, self.stored_range, crashed=crashed)
+        # Only what a deletion tells of is removed: a table of topics may be lost.
+        gone = {topic.decode("utf-8", "replace") for topic in self._deletions.positions}
+        gone.difference_update(self.simple_topics, self.batch_topics)
+        self.compaction.open(self.compacted_topics, gone, self.stored_range, crashed=crashed)
 
     def _sync_left(self) -> None:
         """Put on the disk what a killed process left in memory, and what recovery mended: from here on it counts so.
@@ -330,7 +330,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         return low, high
 
     def compaction_gap(self, topic: str, queue_id: int) -> tuple[CompactionLog, int] | None:
-        """Return the compaction log of a queue, and the queue's oldest offset, if the log ends before that."""
+        """Return the compaction log of a queue, and the queue's oldest offset, if the log ends before it."""
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None or not queue.min or isinstance(queue, BatchConsumeQueue):
             return None

@@ -154,13 +154,24 @@ def test_a_deleted_topic_takes_its_log_with_it(tmp_path: Path) -> None:
     assert found(store) == [(0, b"new")]
     store.close()
     # A kill in the midst of it left the folder.
-    store = opened(tmp_path)
-    store.simple_topics = ()
-    store.close()
     left = Store(small_settings(tmp_path, **SIZES))
     left.open()
     assert not (tmp_path / "compaction/compactionLog" / TOPIC).exists()
     left.close()
+
+
+def test_a_lost_table_of_topics_takes_no_log_with_it(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for n in range(30):
+        send(store, TOPIC, 0, b"%d" % n, keys=f"k{n}")
+    copy(store)
+    store.close()
+    other = Store(small_settings(tmp_path, **SIZES))
+    other.open()
+    other.close()
+    store = opened(tmp_path)
+    assert store.compaction.logs[TOPIC, 0].next == 30
+    store.close()
 
 
 def test_a_queue_that_lost_its_end_takes_the_logs_end_with_it(tmp_path: Path) -> None:

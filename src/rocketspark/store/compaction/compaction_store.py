@@ -18,6 +18,7 @@ from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES
 from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.settings import StoreSettings
 
 Ranges = Callable[[str, int], tuple[int, int]]
 _log = logging.getLogger("rocketspark.store")
@@ -40,12 +41,13 @@ def segment_bytes(log_bytes: int, units_bytes: int) -> tuple[int, int]:
 class CompactionStore:
     """The folder `compaction` of a store. `logs`: by topic and queue id."""
 
-    def __init__(self, root: str, files: OsFiles, log_bytes: int, units_bytes: int, keys_bytes: int) -> None:
-        """`keys_bytes`: what the table of keys of one compaction may take in RocketMQ (maxOffsetMapSize)."""
-        self._root = f"{root}/compaction"
+    def __init__(self, settings: StoreSettings, files: OsFiles) -> None:
+        self._root = f"{settings.root}/compaction"
         self._files = files
-        self._log_bytes, self._units_bytes = segment_bytes(log_bytes, units_bytes)
-        self._keys_max = max(keys_bytes // _KEY_BYTES, 100)
+        self._log_bytes, self._units_bytes = segment_bytes(
+            settings.compaction_log_bytes, settings.compaction_units_bytes
+        )
+        self._keys_max = max(settings.compaction_keys_bytes // _KEY_BYTES, 100)
         self.logs: dict[tuple[str, int], CompactionLog] = {}
         self._done: dict[str, int] = {}
 
@@ -53,26 +55,19 @@ class CompactionStore:
     def _positions_path(self) -> str:
         return f"{self._root}/position-checkpoint"
 
-    def open(
-        self,
-        topics: Collection[str],
-        known: Collection[str],
-        ranges: Ranges,
-        *,
-        crashed: bool,
-    ) -> None:
+    def open(self, topics: Collection[str], gone: Collection[str], ranges: Ranges, *, crashed: bool) -> None:
         """Open the logs of topics. Raises StoreFull, StoreUnwritable.
 
-        `known`: all topics; logs of others, which were deleted, are removed. `ranges`: the oldest and the next offset
-        of a queue; what a log has beyond that, as the commit log lost its end, is forgotten. `crashed`: the last run
-        was killed.
+        `gone`: topics that were deleted; what a kill left of their logs is removed. `ranges`: the oldest and the next
+        offset of a queue; what a log has beyond that, as the commit log lost its end, is forgotten. `crashed`: the last
+        run was killed.
         """
         try:
             found = json.loads(config_files.read(self._positions_path) or "{}").get("queueOffsetMap", {})
             self._done = {name: int(at) for name, at in found.items()}
         except (ValueError, TypeError, AttributeError):
             self._done = {}  # All is compacted once more.
-        for topic in self._folders() - set(known):
+        for topic in self._folders() & set(gone):
             self.delete(topic)
         for topic in topics:
             folder = f"{self._root}/compactionLog/{topic}"
