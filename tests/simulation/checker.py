@@ -75,6 +75,18 @@ class View:
                 return False
         return True
 
+    def due_s(self, at_s: float, after_s: float) -> float:
+        """Return when what a broker noted at `at_s` is due at the earliest, `after_s` later by its clock.
+
+        A clock that stood then noted the time at which it had stopped, and is set right when it goes on.
+        """
+        stood = [
+            max(end, begin + after_s)
+            for begin, end, name in self.history.stands
+            if name.startswith("broker") and begin <= at_s <= end
+        ]
+        return min([at_s + after_s, *stood])
+
     @property
     def are_clocks_wrong(self) -> bool:
         """Whether a machine's clock told another time than the true one."""
@@ -301,10 +313,10 @@ def popped_is_out_of_sight(view: View) -> Iterator[str]:
             since_s = (before if before.place == after.place else reads[0]).asked_s - 1
             if any(since_s <= at <= after.at_s for at in troubles):
                 continue
-            until = before.asked_s + before.invisible_s
+            until = view.due_s(before.asked_s, before.invisible_s)
             for at, invisible_s in acked[body]:
                 if before.at_s <= at <= after.at_s:
-                    until = 1e12 if invisible_s is None else at + invisible_s - SLACK_S
+                    until = 1e12 if invisible_s is None else view.due_s(at, invisible_s) - SLACK_S
             if after.at_s < until - SLACK_S:
                 yield f"{body} was popped at {before.at_s:.3f} by {before.client}, again at {after.at_s:.3f}"
 
