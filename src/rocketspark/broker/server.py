@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rocketspark.access.audit import Audit
-from rocketspark.broker.access.audit import CHANGES, audit_of
+from rocketspark.broker.access.audit import CHANGES, OF_CONTROLLERS, audit_of
 from rocketspark.broker.access.gate import Access, Recipients
 from rocketspark.broker.assembly import drop_light, keep_within_queues, make_messages, make_tables
 from rocketspark.broker.background_thread import BackgroundThread
@@ -19,6 +19,7 @@ from rocketspark.broker.consumers.cold_reads import INTERVAL_S, ColdReads
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.declared_settings import Hearer
+from rocketspark.broker.handlers.admin import given_up
 from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler, BrokerActs
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
@@ -281,6 +282,7 @@ class BrokerServer:
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
+        given_up.guard(routes, CHANGES - OF_CONTROLLERS)
         self._audit = self._make_audit(routes)
         self._durability.changed = self._send.configure
         self.access.tables.narrowed = self._ask_anew

@@ -522,6 +522,11 @@ class Peer(Outgoing):
         """The number of the frame that has begun to arrive and is not whole; None if there is none."""
         return self._splitter.begun if self._splitter.held else None
 
+    @property
+    def has_left(self) -> bool:
+        """True once the other side has ended the connection, or its half of it: it asks nothing more."""
+        return self._half_closed or self._closed.done()
+
     def when_closed(self, act: Callable[[], None]) -> None:
         """Call `act` once the connection has ended."""
         self._closed.add_done_callback(lambda _: act())

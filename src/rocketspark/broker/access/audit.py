@@ -126,6 +126,7 @@ _BODIES: dict[int, Callable[[bytes], dict[str, Any]]] = {
     RequestCode.AUTH_UPDATE_ACL: _acl,
 }
 
+OF_CONTROLLERS = frozenset((RequestCode.NOTIFY_BROKER_ROLE_CHANGED, RequestCode.RESET_MASTER_FLUSH_OFFSET))
 # Requests of operators, and of controllers, that change something. Commits of consumers are none.
 # 50, 51 and 53: accounts and addresses of access control 1.0.
 CHANGES: frozenset[int] = frozenset(
@@ -159,8 +160,7 @@ CHANGES: frozenset[int] = frozenset(
         RequestCode.AUTH_CREATE_ACL,
         RequestCode.AUTH_UPDATE_ACL,
         RequestCode.AUTH_DELETE_ACL,
-        RequestCode.NOTIFY_BROKER_ROLE_CHANGED,
-        RequestCode.RESET_MASTER_FLUSH_OFFSET,
+        *OF_CONTROLLERS,
     )
 )
 

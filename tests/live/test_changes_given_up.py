@@ -1,0 +1,61 @@
+"""Who closes the connection before the broker comes to a change has given it up, and it is not carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+from tests.live.support import TOPIC, broker, connected, create, pulled, run, sent, until
+
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.frames import ONEWAY_FLAG, Frame, Splitter, encode
+
+pytestmark = pytest.mark.shows(
+    "mended: a deletion given up while the broker stood still took the messages of the topic made in its place"
+)
+
+
+def given_up(port: int, *, flag: int = 0, half: bool = False) -> socket.socket:
+    """Ask for the topic's deletion and end the connection, or this half of it, before the broker can read."""
+    asker = socket.create_connection(("127.0.0.1", port))
+    asker.sendall(encode(Frame(code=RequestCode.DELETE_TOPIC_IN_BROKER, flag=flag, ext={"topic": TOPIC})))
+    asker.shutdown(socket.SHUT_WR)
+    if not half:
+        asker.close()
+    return asker
+
+
+def test_a_deletion_is_carried_out_for_who_still_waits_or_never_did(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        caplog.set_level(logging.WARNING, "rocketspark.broker")
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            port = int(server.address.rpartition(":")[2])
+            await create(peer, queues=1)
+            await sent(peer, b"kept")
+
+            given_up(port)
+            refused = "was not carried out: its connection had ended"
+            await until(lambda: refused in caplog.text or TOPIC not in server._topics.table)
+            assert [one.body for one in await pulled(peer)] == [b"kept"]
+
+            with given_up(port, half=True) as asker:
+                answer = await asyncio.to_thread(asker.makefile("rb").read)
+            ((_, head, _),) = Splitter().feed(answer)
+            told = json.loads(head)
+            assert (told["code"], told["remark"]) == (
+                ResponseCode.SYSTEM_BUSY,
+                "not carried out: the connection had ended before it was begun",
+            )
+            assert [one.body for one in await pulled(peer)] == [b"kept"]
+
+            # Nobody waits for the answer of a one-way request, so its sender gave nothing up.
+            given_up(port, flag=ONEWAY_FLAG)
+            await until(lambda: TOPIC not in server._topics.table)
+
+    run(main())
