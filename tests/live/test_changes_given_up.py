@@ -1,4 +1,4 @@
-"""Who closes the connection before the broker comes to a change has given it up, and it is not carried out."""
+"""Who closes the connection before the broker comes to a change has given it up; what was begun is carried out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pulled, run, sent, until
 
+from rocketspark.errors import ConnectionLost
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import ONEWAY_FLAG, Frame, Splitter, encode
+from rocketspark.protocol.headers import TopicHeader
 
 pytestmark = pytest.mark.shows(
     "mended: a deletion given up while the broker stood still took the messages of the topic made in its place"
@@ -57,5 +59,36 @@ def test_a_deletion_is_carried_out_for_who_still_waits_or_never_did(
             # Nobody waits for the answer of a one-way request, so its sender gave nothing up.
             given_up(port, flag=ONEWAY_FLAG)
             await until(lambda: TOPIC not in server._topics.table)
+
+    run(main())
+
+
+def test_a_deletion_that_was_begun_is_carried_out_though_its_connection_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await sent(peer, b"old")
+            is_saved, saved = asyncio.Event(), server._topics.unsaved.saved
+
+            async def later() -> None:
+                await is_saved.wait()
+                await saved()
+
+            monkeypatch.setattr(server._topics.unsaved, "saved", later)
+            async with connected(server.address) as asker:
+                asked = asyncio.ensure_future(
+                    asker.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))
+                )
+                await until(lambda: TOPIC not in server._topics.table)
+                (at_work,) = (one for one in server._server.peers if one._tasks)
+                # As a reset does; one that only ends is served for a while.
+                at_work.abort()
+                with pytest.raises(ConnectionLost):
+                    await asked
+            await at_work.wait_closed()
+            is_saved.set()
+            await until(lambda: TOPIC not in server.store.queues(), 10)
 
     run(main())

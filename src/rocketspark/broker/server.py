@@ -19,12 +19,12 @@ from rocketspark.broker.consumers.cold_reads import INTERVAL_S, ColdReads
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.rebalance_locks import RebalanceLocks
 from rocketspark.broker.declared_settings import Hearer
-from rocketspark.broker.handlers.admin import given_up
 from rocketspark.broker.handlers.admin.access import AccessHandler
 from rocketspark.broker.handlers.admin.admin_broker import AdminHandler, BrokerActs
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
 from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
+from rocketspark.broker.handlers.admin.given_up import Changes
 from rocketspark.broker.handlers.admin.plain_acl import PlainAclHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
@@ -129,6 +129,7 @@ class BrokerServer:
         self.metrics: MetricsServer | None = None
         self._exporter: Exporter | None = None
         self._audit: Audit | None = None
+        self._changes = Changes()
 
     @property
     def address(self) -> str:
@@ -282,7 +283,7 @@ class BrokerServer:
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
-        given_up.guard(routes, CHANGES - OF_CONTROLLERS)
+        self._changes.guard(routes, CHANGES - OF_CONTROLLERS)
         self._audit = self._make_audit(routes)
         self._durability.changed = self._send.configure
         self.access.tables.narrowed = self._ask_anew
@@ -529,6 +530,7 @@ class BrokerServer:
             return
         self._stop_timers()
         self._server.abort()
+        self._changes.close()
         if self.metrics is not None:
             await self.metrics.close()
         if self._exporter is not None:
@@ -582,6 +584,7 @@ class BrokerServer:
         else:
             await self._end_unsaid()
         await self._server.close()
+        self._changes.close()
         await self._end_audit()
         self.store.prepare_to_close()
         if self._started:

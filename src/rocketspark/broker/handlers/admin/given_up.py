@@ -29,26 +29,46 @@ log = logging.getLogger("rocketspark.broker")
 TURNS = 2
 
 
-def guard(routes: Routes, codes: Iterable[int]) -> None:
-    """Refuse requests of `codes` whose connection has ended before they are begun, but for one-way requests."""
-    for code in codes:
-        routes.wrap(code, _guarded)
+class Changes:
+    """Begins the changes that are still waited for, and carries each out once it is begun, whoever leaves meanwhile."""
 
+    def __init__(self) -> None:
+        self._begun: set[asyncio.Future[bytes | Parts | None]] = set()
 
-def _guarded(handler: Handler) -> Handler:
-    def serve(peer: Peer, request: Request[Any], body: bytes) -> Answer:
-        if request.flag & ONEWAY_FLAG:
-            return handler(peer, request, body)
-        return _if_awaited(handler, peer, request, body)
+    def guard(self, routes: Routes, codes: Iterable[int]) -> None:
+        """Refuse requests of `codes` whose connection has ended before they are begun, but for one-way requests."""
+        for code in codes:
+            routes.wrap(code, self._guarded)
 
-    return serve
+    def close(self) -> None:
+        """Cancel what is under way, as the broker stops."""
+        for change in self._begun:
+            change.cancel()
 
+    def _guarded(self, handler: Handler) -> Handler:
+        def serve(peer: Peer, request: Request[Any], body: bytes) -> Answer:
+            return self._if_awaited(handler, peer, request, body)
 
-async def _if_awaited(handler: Handler, peer: Peer, request: Request[Any], body: bytes) -> bytes | Parts | None:
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
-    if peer.has_left:
-        log.warning("request %d of %s was not carried out: its connection had ended", request.code, peer.address)
-        raise ServerError(ResponseCode.SYSTEM_BUSY, "not carried out: the connection had ended before it was begun")
-    answer = handler(peer, request, body)
-    return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
+        return serve
+
+    async def _if_awaited(
+        self, handler: Handler, peer: Peer, request: Request[Any], body: bytes
+    ) -> bytes | Parts | None:
+        if not request.flag & ONEWAY_FLAG:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            if peer.has_left:
+                log.warning(
+                    "request %d of %s was not carried out: its connection had ended", request.code, peer.address
+                )
+                raise ServerError(
+                    ResponseCode.SYSTEM_BUSY, "not carried out: the connection had ended before it was begun"
+                )
+        answer = handler(peer, request, body)
+        if answer is None or isinstance(answer, bytes | Parts):
+            return answer
+        change = asyncio.ensure_future(answer)
+        self._begun.add(change)
+        change.add_done_callback(self._begun.discard)
+        # A lost connection cancels what waits for it: half of a deletion leaves queues without their topic.
+        return await asyncio.shield(change)
