@@ -199,11 +199,11 @@ def test_mistakes_are_named(lite: Lite) -> None:
         assert consumer.lite_topics() == []
     unbound = f"lite-{own_name('u')}"
     lite.servers.make_group(unbound)
-    with (
-        LiteSimpleConsumer(lite.namesrv, unbound, lite.topic) as stranger,
-        pytest.raises(ServerError, match="bind topic"),
-    ):
-        stranger.receive(timeout_ms=5000)
+    with LiteSimpleConsumer(lite.namesrv, unbound, lite.topic) as stranger:
+        with pytest.raises(UsageError, match=f"give it the attribute lite.bind.topic={lite.topic}"):
+            stranger.subscribe_lite("a")
+        with pytest.raises(ServerError, match="bind topic"):
+            stranger.receive(timeout_ms=5000)
 
 
 def test_messages_of_higher_priority_come_first(cluster: Cluster) -> None:

@@ -142,7 +142,7 @@ class LiteSubscriptions:
             log.info("a broker was not told that client %s is gone: %s", shown(client.client_id), e)
 
     def unsubscribed(self, peer: Peer, request: Request[NotifyUnsubscribeLiteHeader], body: bytes) -> bytes | None:
-        """Serve NOTIFY_UNSUBSCRIBE_LITE (200073): tell a client that a lite topic is another's, or was deleted."""
+        """Serve NOTIFY_UNSUBSCRIBE_LITE (200073): tell a client that a lite topic is another's."""
         h = request.ext
         client = self._clients.of_group(h.client_id, h.group)
         if client is not None and client.streams:

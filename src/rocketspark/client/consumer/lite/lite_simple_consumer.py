@@ -29,8 +29,8 @@ class AsyncLiteSimpleConsumer(AsyncSimpleConsumer):
         topic: the parent topic, of the type LITE.
         invisible_ms: for how long other receives do not get a message that was received, up to 12 h. Until it is
             acknowledged or that time is over nothing that follows in its lite topic comes.
-        on_lost: called with the name of each lite topic that a broker took away: another client of an exclusive group
-            subscribed to it, or it expired; a plain function, called in a thread, or a coroutine function.
+        on_lost: called with the name of each lite topic that a broker took away, as another client of an exclusive
+            group subscribed to it; a plain function, called in a thread, or a coroutine function.
         options: see ClientOptions.
 
     Use it as a context manager, or `start` and `close` it; `subscribe_lite` comes after the start.
@@ -64,8 +64,9 @@ class AsyncLiteSimpleConsumer(AsyncSimpleConsumer):
 
         It begins where the group was; or, if one of these is given, at its `position` "first" (the oldest message) or
         "end" (behind the newest), at an `offset`, or `tail_count` messages before where the group was. In an exclusive
-        group it is taken from the client that had it. Raises MessageIllegal for a name that is not allowed, ServerError
-        2018 for more than the group's quota, what a broker raises, TransportError.
+        group it is taken from the client that had it. Raises UsageError for a group whose attribute
+        `lite.bind.topic` is not this topic, MessageIllegal for a name that is not allowed, ServerError 2018 for more
+        than the group's quota, what a broker raises, TransportError.
         """
         self._check_started()
         await self._lite.add(lite_topic, offset_option(position, offset, tail_count))

@@ -36,6 +36,7 @@ log = logging.getLogger("rocketspark.client")
 AGAIN_S = 30.0
 TROUBLE_S = 1.0
 # The group's attribute, and what holds without it.
+BIND_TOPIC = "lite.bind.topic"
 QUOTA, QUOTA_DEFAULT = "lite.sub.client.quota", 2000
 
 Position = Literal["group", "first", "end"]
@@ -76,8 +77,8 @@ class LiteSubscriptions:
         self._tasks.begin(self._repeat())
 
     async def add(self, name: str, option: OffsetOption | None) -> None:
-        """Subscribe to a lite topic, unless it is read already. Raises MessageIllegal, ServerError 2018 for one too
-        many, what a broker raises, TransportError.
+        """Subscribe to a lite topic, unless it is read already. Raises UsageError for a group of another topic,
+        MessageIllegal, ServerError 2018 for one too many, what a broker raises, TransportError.
         """
         validators.check_lite_topic(name)
         if name in self.names:
@@ -168,8 +169,14 @@ class LiteSubscriptions:
         return [await self._instance.broker(address) for address in found]
 
     async def _quota(self, broker: Peer) -> int:
+        """Return how many lite topics the client may have. Raises UsageError for a group that reads others."""
         config = await admin_api.group_config(broker, self._group, timeout_ms=self._instance.timeout_ms)
-        given = None if config is None else whole_number(config.attributes.get(QUOTA), high=INT_MAX)
+        if config is None or config.attributes.get(BIND_TOPIC) != self._topic:
+            raise UsageError(
+                f"group {self._group!r} does not read the lite topics of {self._topic!r}: give it the attribute"
+                f" {BIND_TOPIC}={self._topic}"
+            )
+        given = whole_number(config.attributes.get(QUOTA), high=INT_MAX)
         return QUOTA_DEFAULT if given is None else given
 
     async def _tell(
