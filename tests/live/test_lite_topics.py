@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,47 @@ def test_a_deleted_topic_takes_its_lite_topics_along(link: Link) -> None:
     assert link.ask(215, {"topic": "short"})[0]["code"] == 0
     assert link.create("short", "+message.type=LITE") == 0
     assert b'"liteTopicCount":0' in link.ask(200075, {"topic": "short"})[1]
+
+
+def test_each_message_says_how_often_it_came_also_beside_new_ones(link: Link) -> None:
+    assert link.send(b"0", "counted")["code"] == 0
+    assert link.change("PARTIAL_ADD", ["counted"], "counting", **FROM_THE_FIRST) == [0, None]
+    [first] = link.until(1, "counting")
+    assert link.again(first, 0, 0)["code"] == 0
+    assert link.send(b"1", "counted")["code"] == 0
+    [both] = link.until(2, "counting")
+    assert both.head["extFields"]["orderCountInfo"] == "0 qo0%0 1;0 qo0%1 0"
+    link.change("COMPLETE_REMOVE", [], "counting")
+
+
+def test_what_no_lite_topic_is_named_is_not_kept(link: Link) -> None:
+    names = ["fits", "x" * 65536, "a,b", "a$b", "a/b", "\0"]
+    assert link.change("PARTIAL_ADD", names, "odd") == [0, None]
+    found = link.ask(200077, {"parentTopic": TOPIC, "group": "phones", "clientId": "odd"})[1]
+    assert json.loads(found)["liteTopicSet"] == [f"%LMQ%${TOPIC}$fits"]
+    link.change("COMPLETE_REMOVE", [], "odd")
+    assert link.change("PARTIAL_ADD", ["fits"], "x" * 1025)[0] == 29
+
+
+def test_a_proxy_that_a_client_left_does_not_end_what_it_has_at_the_next(cluster: Cluster, link: Link) -> None:
+    following = Link(cluster.brokers[0])
+    asked = {"parentTopic": TOPIC, "group": "phones", "clientId": "moved"}
+    for each in (link, following):
+        assert each.change("COMPLETE_ADD", ["m"], "moved") == [0, None]
+    assert link.change("COMPLETE_REMOVE", [], "moved") == [0, None]
+    assert b'"liteTopicCount":1' in link.ask(200077, asked)[1]
+    assert following.change("COMPLETE_REMOVE", [], "moved") == [0, None]
+    assert b'"liteTopicCount":-1' in link.ask(200077, asked)[1]
+    following.close()
+
+
+def test_a_broker_without_light_queues_takes_no_subscription() -> None:
+    with run_cluster() as without:
+        link = made(without.brokers[0])
+        code, remark = link.change("PARTIAL_ADD", ["a"])
+        assert code == 604
+        assert "enableLmq=true and enableMultiDispatch=true" in remark
+        link.close()
 
 
 def test_a_held_pop_ends_with_its_time(link: Link) -> None:

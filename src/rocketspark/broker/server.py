@@ -266,7 +266,7 @@ class BrokerServer:
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
         self._compaction = Compaction(s, self.store, self._topics.compacted, lambda: self.replication.source)
         self._file_cleaning.copied = self._compaction.copied
-        self._file_cleaning.drop_light = lambda names: drop_light(self.store, tables.offsets, names)
+        self._file_cleaning.drop_light = lambda names: self._lite.drop(names)
         self._clients, self._modes = tables.clients, tables.request_modes
         self._clients.may_be_sent = Recipients(self.access.gate).may_be_sent
         messages = make_messages(s, self.store, self._config, tables, self._long_polling, self._stats, self._saves)
@@ -276,7 +276,7 @@ class BrokerServer:
         ordered = OrderedPops(self._config.file(POP_ORDER, OrderTable, encode_table))
         keep_within_queues(self.store, tables, ordered)
         self._pop_state = Pops(s, tables, self._long_polling, self._pops, ordered)
-        held, drop = self._pop_state.held, self._file_cleaning.drop_light
+        held, drop = self._pop_state.held, lambda names: drop_light(self.store, tables.offsets, names)
         self._lite = LiteTopics(s, self.store, tables, self._stats, self._long_polling, held, drop, self._go_through)
         self._registration = Registration(s, self._topics, self._tables_thread)
         self._topics.on_change = self._registration.changed

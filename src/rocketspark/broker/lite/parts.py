@@ -121,10 +121,14 @@ class LiteTopics:
             if gone:
                 for name in gone:
                     self.subscriptions.forget_queue(name)
-                    self.ordered.delete_topic(name)
-                self._drop(gone)
+                self.drop(gone)
                 log.info("%d lite topics are removed", len(gone))
             yield
+
+    def drop(self, queues: list[str]) -> None:
+        """Remove light queues, and what groups have of them. Raises StoreFull, StoreUnwritable."""
+        self.ordered.delete_topics(set(queues))
+        self._drop(queues)
 
     def _is_expired(self, queue: str, minutes: dict[str, int]) -> bool:
         lite = lite_topics.of_queue(queue)

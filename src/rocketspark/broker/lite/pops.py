@@ -19,7 +19,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.log_memory import LogMemory
-from rocketspark.protocol import light_queues
+from rocketspark.protocol import light_queues, pop_answers
 from rocketspark.protocol.headers import PopLiteHeader
 from rocketspark.protocol.light_queues import QUEUE_ID
 from rocketspark.protocol.message import record
@@ -108,17 +108,17 @@ class LitePops:
             if read.next_offset > offset and read.status not in _MOVED:
                 self._offsets.commit(group, queue, QUEUE_ID, read.next_offset)
             return
+        offsets = _offsets_of(queue, offset, read)
         items = ordered.given(
             queue,
             group,
             QUEUE_ID,
-            _offsets_of(queue, offset, read),
+            offsets,
             attempt_id=h.attempt_id,
             pop_time_ms=taken.pop_time_ms,
             invisible_time_ms=h.invisible_time_ms,
         )
-        # Several messages that came before are told one by one, else one number is for all (5.5.0).
-        taken.orders += items[:-1] if len(items) > 1 else [items[0].split(" ")[2]] * read.count
+        taken.orders += _orders_of(offsets, items)
         taken.records += read.records
         taken.count += read.count
         taken.bytes += read.size
@@ -172,10 +172,16 @@ class LitePops:
         self.block_ends.look(queue, group, QUEUE_ID)
         return visible_ms
 
-    def forget(self, queues: Sequence[str]) -> None:
-        """Forget what is out of some queues, as they are deleted."""
-        for queue in queues:
-            self._ordered.delete_topic(queue)
+
+def _orders_of(offsets: Sequence[int], items: Sequence[str]) -> list[str]:
+    """Return of each message how often it came before. One number is for all, or each has an item (5.5.0); there
+    RocketMQ leaves out the messages that are new, and readers, who find too few, take all for new.
+    """
+    if len(items) == 1:
+        return [items[0].split(" ")[2]] * len(offsets)
+    told = {item.split(" ")[1]: item for item in items[:-1]}
+    new = [pop_answers.message_order_count_item(pop_answers.NORMAL, QUEUE_ID, offset, 0) for offset in offsets]
+    return [told.get(item.split(" ")[1], item) for item in new]
 
 
 def _offsets_of(queue: str, start: int, read: GetMessageResult) -> Sequence[int]:

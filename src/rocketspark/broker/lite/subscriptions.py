@@ -157,6 +157,11 @@ class LiteSubscriptions:
             subscription.queues.pop(queue, None)
             self._leave(subscription.subscriber, queue, begin_anew=begin_anew)
 
+    def is_told_elsewhere(self, client_id: str, peer: Peer) -> bool:
+        """Tell whether a client's subscription came last over another connection that is open: its new proxy's."""
+        known = self._peers.get(client_id)
+        return known is not None and known[0] is not peer and known[0].is_open
+
     def remove_all(self, client_id: str) -> None:
         """Forget a client."""
         self._peers.pop(client_id, None)
@@ -251,7 +256,7 @@ class LiteSubscriptions:
             self._tell(other, queue)
             self._leave(other, queue, begin_anew=begin_anew)
             if not subscription.queues:
-                del self.clients[other.client_id]
+                self.remove_all(other.client_id)
 
     def _tell(self, subscriber: Subscriber, queue: str) -> None:
         known, lite = self._peers.get(subscriber.client_id), lite_topics.of_queue(queue)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketspark.broker.consumers.assignments import TopicQueues
+from rocketspark.broker.consumers.connected_clients import CLIENT_ID_LENGTH_MAX
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.subscriptions import LiteSubscriptions, illegal_state
 from rocketspark.broker.operations.long_scans import LongScans
@@ -38,6 +39,11 @@ class LiteSharding:
         self._store = store
         self._queues = queues
 
+    @property
+    def has_queues(self) -> bool:
+        """Tell whether messages go into light queues here."""
+        return self._store.consume_queues.light
+
     async def brokers_of(self, topic: str) -> list[str]:
         """Return the broker of each queue of a topic; none if they are not known."""
         return [queue.broker_name for queue in await self._queues.of(topic) or ()]
@@ -51,6 +57,12 @@ class LiteSharding:
         return (
             self.is_here(brokers, name) or self._store.queue_range(lite_topics.queue_name(topic, name), QUEUE_ID)[1] > 0
         )
+
+    def may_have(self, topic: str, name: str) -> bool:
+        """Tell whether a message may be sent to a lite topic of this name."""
+        queue = lite_topics.queue_name(topic, name)
+        is_name = "," not in name and lite_topics.of_queue(queue) is not None
+        return is_name and self._store.consume_queues.can_have(queue.encode("utf-8", "replace"))
 
 
 class LiteSubscriptionHandler:
@@ -86,13 +98,17 @@ class LiteSubscriptionHandler:
     async def _one(self, peer: Peer, change: LiteSubscription) -> None:
         client_id, group, topic = change.client_id or "", change.group or "", change.topic or ""
         known, names = self._subscriptions, change.lite_topic_set or []
+        if len(client_id) > CLIENT_ID_LENGTH_MAX:
+            text = f"a client id has {len(client_id)} characters, more than {CLIENT_ID_LENGTH_MAX}"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, text)
         if change.action is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"client {shown(client_id)}: no action is given")
         if change.action == LiteAction.COMPLETE_REMOVE:
             found = known.clients.get(client_id)
-            # One of another group is another's.
-            if found is not None and found.subscriber.group == group:
-                known.remove_all(client_id)
+            # One of another group is another's; a proxy that a client left may say so after the next one has it.
+            if found is None or found.subscriber.group != group or known.is_told_elsewhere(client_id, peer):
+                return
+            known.remove_all(client_id)
             return
         if change.action == LiteAction.PARTIAL_REMOVE:
             anew = attributes.is_true(self._groups.table.get(group), attributes.RESET_UNSUBSCRIBE)
@@ -100,6 +116,9 @@ class LiteSubscriptionHandler:
             async for part in self._scans.pieces(names):
                 known.remove(found, [lite_topics.queue_name(topic, name) for name in part if name], begin_anew=anew)
             return
+        if not self._sharding.has_queues:
+            # RocketMQ takes it, and no message ever comes.
+            raise illegal_state("lite topics need the broker's settings enableLmq=true and enableMultiDispatch=true")
         config = known.check_group(group, peer.address)
         has_wildcard = attributes.is_wildcard(config)
         is_partial = change.action == LiteAction.PARTIAL_ADD
@@ -112,11 +131,11 @@ class LiteSubscriptionHandler:
             known.add_wildcard(found)
             return
         brokers = await self._sharding.brokers_of(topic)
-        # What else the names say belongs to other brokers.
+        # What else the names say belongs to other brokers, or is sent by nobody.
         wanted = [
             lite_topics.queue_name(topic, name)
             for name in dict.fromkeys(names)
-            if name and self._sharding.has(brokers, topic, name)
+            if name and self._sharding.may_have(topic, name) and self._sharding.has(brokers, topic, name)
         ]
         if not is_partial:
             kept = dict.fromkeys(wanted)
