@@ -90,6 +90,8 @@ def test_one_number_of_queues_for_new_topics(cluster: Cluster, operations: Admin
 
 
 def test_the_words_say_where_it_was(cluster: Cluster) -> None:
+    run(cluster, "topic", "create", "table", "--attributes", "+cleanup.policy=COMPACTION")
+    assert config(cluster, "table").attributes == {"cleanup.policy": "COMPACTION"}
     run(cluster, "topic", "create", "half", "--queues", "6", "--broker", "broker-a")
     assert run(cluster, "topic", "create", "half") == (
         "unchanged half with 6 queues on broker-a\ncreated half with 4 queues on broker-b\n"

@@ -193,6 +193,7 @@ def create(
         MessageType | None,
         typer.Option("--type", help="What clients of RocketMQ 5 may send to it; mixed: everything [default: normal]."),
     ] = None,
+    attributes: Annotated[str, typer.Option(help="Attributes: +name=value,-name.")] = "",
     on: Masters = ALL_MASTERS,
     force: Annotated[
         bool, typer.Option("--force", help="Also take queues away that hold messages: nobody can read them then.")
@@ -205,12 +206,14 @@ def create(
     Example: `rocketspark topic create orders --queues 8`
 
     Example: `rocketspark topic create payments --type fifo`
+
+    Example: `rocketspark topic create prices --attributes +cleanup.policy=COMPACTION`
     """
     message_type = None if kind is None else kind.value.upper()
     made = run_operation(
         at,
         lambda operations: operations.create_topic(
-            topic, queue_count=queues, message_type=message_type, force=force, **on.named()
+            topic, queue_count=queues, message_type=message_type, attributes=attributes, force=force, **on.named()
         ),
     )
     _print_made(topic, made, message_type, json)
