@@ -59,6 +59,19 @@ def test_a_group_is_made_and_changed(cluster: Cluster) -> None:
     assert "  consumeEnable = false\n" in text
 
 
+def test_a_lite_topic_and_its_group_are_made(cluster: Cluster) -> None:
+    run(cluster, "topic", "create", "chats", "--type", "lite", "--lite-expiration", "60")
+    expected = {"message.type": "LITE", "lite.topic.expiration": "60"}
+    with Admin(cluster.namesrv) as operations:
+        assert [each.attributes for each in operations.topic_configs("chats").values()] == [expected] * 2
+    made = shown(
+        cluster, "group", "create", "agents", "--lite-bind-topic", "chats", "--attributes", "+lite.sub.wildcard=1"
+    )
+    expected = {"lite.bind.topic": "chats", "lite.sub.wildcard": "1"}
+    assert [each["attributes"] for each in made["brokers"].values()] == [expected] * 2
+    assert "only letters, digits" in run(cluster, "group", "create", "agents", "--lite-bind-topic", "a,-b", code=1)
+
+
 def test_a_mode_is_set(cluster: Cluster) -> None:
     run(cluster, "topic", "create", "orders")
     told = shown(cluster, "group", "set-mode", "g", "orders", "pop", "--share", "2")

@@ -29,7 +29,7 @@ from rocketspark.protocol.codes import ResponseCode
 
 ROUTE_WAIT_S = 3.0
 MESSAGE_TYPE = "message.type"
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 
 
 class AsyncAdmin(
@@ -97,7 +97,8 @@ class AsyncAdmin(
             queue_count: on each broker, a new topic gets 4; `read_queue_count`, `write_queue_count` if they differ.
             perm: 4 read, 2 write, 6 both; a new topic gets 6.
             attributes: "+name=value,-name".
-            message_type: what clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY or MIXED.
+            message_type: what clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, LITE
+                or MIXED.
             cluster, brokers: only that cluster's brokers, or those of the names given; by default all.
             force: also take queues away that hold messages, which nobody can read then.
 

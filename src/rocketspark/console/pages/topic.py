@@ -16,7 +16,7 @@ from rocketspark.protocol.json.bodies import TopicConfig
 
 ROWS = 100
 MEANINGS = {
-    "message.type": "What clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY or MIXED",
+    "message.type": "What clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, LITE or MIXED",
     "queue.type": "How queues are kept: SimpleCQ, a unit for each message; BatchCQ, one for each batch sent",
     "cleanup.policy": "What goes of old messages: DELETE by age, COMPACTION keeps the newest of each key",
     "reserve.time": "How long messages are kept, ms; -1: as long as the broker says",

@@ -70,6 +70,9 @@ def create(
         str | None,
         typer.Option(help="When retries are made for clients of RocketMQ 5, as its groupRetryPolicy in JSON."),
     ] = None,
+    lite_bind_topic: Annotated[
+        str | None, typer.Option(help="The topic whose lite topics it reads, and no other [lite.bind.topic].")
+    ] = None,
     attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
     on: Masters = ALL_MASTERS,
     at: ClusterAccess = HERE,
@@ -80,9 +83,14 @@ def create(
     Example: `rocketspark group create billing --ordered --retry-max-times 5`
 
     Example: `rocketspark group create billing --retry-policy '{"type": "EXPONENTIAL"}'`
+
+    Example: `rocketspark group create agents --lite-bind-topic chats`
     """
     from rocketspark.admin.groups import GroupSettings
+    from rocketspark.client.validators import check_topic
 
+    if lite_bind_topic is not None:
+        attributes = ",".join(filter(None, (attributes, f"+lite.bind.topic={check_topic(lite_bind_topic)}")))
     settings = GroupSettings(
         ordered=ordered,
         consume_enabled=enabled,

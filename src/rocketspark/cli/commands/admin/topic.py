@@ -46,6 +46,7 @@ class MessageType(StrEnum):
     delay = "delay"
     transaction = "transaction"
     priority = "priority"
+    lite = "lite"
     mixed = "mixed"
 
 
@@ -193,6 +194,12 @@ def create(
         MessageType | None,
         typer.Option("--type", help="What clients of RocketMQ 5 may send to it; mixed: everything [default: normal]."),
     ] = None,
+    lite_expiration: Annotated[
+        int | None,
+        typer.Option(
+            min=-1, max=43200, help="Minutes after its newest message in which a lite topic is removed; -1: never."
+        ),
+    ] = None,
     attributes: Annotated[str, typer.Option(help="Attributes: +name=value,-name.")] = "",
     on: Masters = ALL_MASTERS,
     force: Annotated[
@@ -208,7 +215,11 @@ def create(
     Example: `rocketspark topic create payments --type fifo`
 
     Example: `rocketspark topic create prices --attributes +cleanup.policy=COMPACTION`
+
+    Example: `rocketspark topic create chats --type lite --lite-expiration 60`
     """
+    if lite_expiration is not None:
+        attributes = ",".join(filter(None, (attributes, f"+lite.topic.expiration={lite_expiration}")))
     message_type = None if kind is None else kind.value.upper()
     made = run_operation(
         at,
