@@ -67,7 +67,8 @@ def test_a_deletion_that_was_begun_is_carried_out_though_its_connection_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with broker(tmp_path) as server, connected(server.address) as peer:
+        path = tmp_path / "audit.log"
+        async with broker(tmp_path, audit_path=str(path)) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             await sent(peer, b"old")
             is_saved, saved = asyncio.Event(), server._topics.unsaved.saved
@@ -90,5 +91,7 @@ def test_a_deletion_that_was_begun_is_carried_out_though_its_connection_is_lost(
             await at_work.wait_closed()
             is_saved.set()
             await until(lambda: TOPIC not in server.store.queues(), 10)
+        # The audit has what came of it, though nobody was answered.
+        assert [json.loads(line)["outcome"] for line in path.read_text().splitlines()[-2:]] == ["done", "done"]
 
     run(main())

@@ -24,7 +24,7 @@ from rocketspark.broker.handlers.admin.admin_broker import AdminHandler, BrokerA
 from rocketspark.broker.handlers.admin.admin_groups import GroupHandler
 from rocketspark.broker.handlers.admin.admin_topics import TopicHandler
 from rocketspark.broker.handlers.admin.broker_tables import BrokerTablesHandler
-from rocketspark.broker.handlers.admin.given_up import Changes
+from rocketspark.broker.handlers.admin.given_up import Changes, refuse_given_up
 from rocketspark.broker.handlers.admin.plain_acl import PlainAclHandler
 from rocketspark.broker.handlers.broker_to_client import BrokerToClientHandler
 from rocketspark.broker.handlers.client_manage import ClientHandler
@@ -283,8 +283,10 @@ class BrokerServer:
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
-        self._changes.guard(routes, CHANGES - OF_CONTROLLERS)
+        refuse_given_up(routes, CHANGES - OF_CONTROLLERS)
         self._audit = self._make_audit(routes)
+        # Around the audit, which so notes what came of a change.
+        self._changes.carry_out(routes, CHANGES)
         self._durability.changed = self._send.configure
         self.access.tables.narrowed = self._ask_anew
         statics, others = self._topics.statics, OtherBrokers(s)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from rocketspark.errors import ServerError
@@ -35,40 +35,44 @@ class Changes:
     def __init__(self) -> None:
         self._begun: set[asyncio.Future[bytes | Parts | None]] = set()
 
-    def guard(self, routes: Routes, codes: Iterable[int]) -> None:
-        """Refuse requests of `codes` whose connection has ended before they are begun, but for one-way requests."""
+    def carry_out(self, routes: Routes, codes: Iterable[int]) -> None:
+        """Let no lost connection cancel requests of `codes`: half of a deletion leaves queues without their topic."""
         for code in codes:
-            routes.wrap(code, self._guarded)
+            routes.wrap(code, self._kept)
 
     def close(self) -> None:
         """Cancel what is under way, as the broker stops."""
         for change in self._begun:
             change.cancel()
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _kept(self, handler: Handler) -> Handler:
         def serve(peer: Peer, request: Request[Any], body: bytes) -> Answer:
-            return self._if_awaited(handler, peer, request, body)
+            answer = handler(peer, request, body)
+            return answer if answer is None or isinstance(answer, bytes | Parts) else self._carried_out(answer)
 
         return serve
 
-    async def _if_awaited(
-        self, handler: Handler, peer: Peer, request: Request[Any], body: bytes
-    ) -> bytes | Parts | None:
-        if not request.flag & ONEWAY_FLAG:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-            if peer.has_left:
-                log.warning(
-                    "request %d of %s was not carried out: its connection had ended", request.code, peer.address
-                )
-                raise ServerError(
-                    ResponseCode.SYSTEM_BUSY, "not carried out: the connection had ended before it was begun"
-                )
-        answer = handler(peer, request, body)
-        if answer is None or isinstance(answer, bytes | Parts):
-            return answer
+    async def _carried_out(self, answer: Coroutine[Any, Any, bytes | Parts | None]) -> bytes | Parts | None:
         change = asyncio.ensure_future(answer)
         self._begun.add(change)
         change.add_done_callback(self._begun.discard)
-        # A lost connection cancels what waits for it: half of a deletion leaves queues without their topic.
         return await asyncio.shield(change)
+
+
+def refuse_given_up(routes: Routes, codes: Iterable[int]) -> None:
+    """Refuse requests of `codes` whose connection has ended before they are begun, but for one-way requests."""
+    for code in codes:
+        routes.wrap(code, _if_awaited)
+
+
+def _if_awaited(handler: Handler) -> Handler:
+    async def serve(peer: Peer, request: Request[Any], body: bytes) -> bytes | Parts | None:
+        for _ in range(0 if request.flag & ONEWAY_FLAG else TURNS):
+            await asyncio.sleep(0)
+        if peer.has_left and not request.flag & ONEWAY_FLAG:
+            log.warning("request %d of %s was not carried out: its connection had ended", request.code, peer.address)
+            raise ServerError(ResponseCode.SYSTEM_BUSY, "not carried out: the connection had ended before it was begun")
+        answer = handler(peer, request, body)
+        return answer if answer is None or isinstance(answer, bytes | Parts) else await answer
+
+    return serve
