@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from tests.java import lite_topics
 from tests.java.lite_topics import TOPIC, Link, made
+from tests.support.patience import LIMIT_S
 
+from rocketspark import LiteSimpleConsumer, Producer
+from rocketspark.admin.groups import GroupSettings
+from rocketspark.admin.operations import Admin
 from rocketspark.broker.lite import parts
 from rocketspark.testing import Cluster, run_cluster
 
@@ -201,6 +205,20 @@ def test_a_broker_without_light_queues_takes_no_subscription() -> None:
         assert code == 604
         assert "enableLmq=true and enableMultiDispatch=true" in remark
         link.close()
+
+
+def test_a_client_that_may_only_subscribe_reads_lite_topics() -> None:
+    with run_cluster(secure=True, **LIGHT) as safe, Admin(safe.namesrv, **safe.client_options) as operations:
+        operations.create_topic(TOPIC, message_type="LITE")
+        operations.put_group("phones", GroupSettings(attributes=f"+lite.bind.topic={TOPIC}"))
+        operations.create_user("reader", "long-enough")
+        operations.create_acl("reader", [f"Topic:{TOPIC}", "Group:phones"], ["SUB"])
+        with Producer(safe.namesrv, **safe.client_options) as producer:
+            producer.send(TOPIC, b"read", lite_topic="a")
+        own = safe.client_options | {"access_key": "reader", "secret_key": "long-enough"}
+        with LiteSimpleConsumer(safe.namesrv, "phones", TOPIC, **own) as consumer:
+            consumer.subscribe_lite("a", position="first")
+            assert [message.body for message in consumer.receive(timeout_ms=LIMIT_S * 1000)] == [b"read"]
 
 
 def test_a_held_pop_ends_with_its_time(link: Link) -> None:

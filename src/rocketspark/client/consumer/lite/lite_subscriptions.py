@@ -170,7 +170,13 @@ class LiteSubscriptions:
 
     async def _quota(self, broker: Peer) -> int:
         """Return how many lite topics the client may have. Raises UsageError for a group that reads others."""
-        config = await admin_api.group_config(broker, self._group, timeout_ms=self._instance.timeout_ms)
+        try:
+            config = await admin_api.group_config(broker, self._group, timeout_ms=self._instance.timeout_ms)
+        except ServerError as e:
+            if e.code != ResponseCode.NO_PERMISSION:
+                raise
+            # Who may subscribe may not always see settings; the broker refuses pops for a group of another topic.
+            return QUOTA_DEFAULT
         if config is None or config.attributes.get(BIND_TOPIC) != self._topic:
             raise UsageError(
                 f"group {self._group!r} does not read the lite topics of {self._topic!r}: give it the attribute"
