@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.store.conftest import NOW_MS, expire, send, small_settings
 
-from rocketspark.errors import StoreFull
+from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
@@ -308,6 +308,92 @@ def test_units_that_a_power_cut_took_are_made_anew_from_records(tmp_path: Path) 
     store = opened(tmp_path)
     copy(store)
     assert [n for n, _ in found(store)] == list(range(25))
+    store.close()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_deleted_under_a_compaction_gets_nothing_of_it(tmp_path: Path, anew: bool) -> None:
+    class Deleting(OsFiles):
+        """A disk on which the topic is deleted, and made anew, once the compaction has written its segments."""
+
+        waits = True
+
+        def sync_file(self, path: str) -> None:
+            super().sync_file(path)
+            if "compacting" in path and self.waits:
+                self.waits = False
+                store.delete_topic(TOPIC)
+                if anew:
+                    more()
+
+    def more() -> None:
+        for n in range(60):
+            send(store, TOPIC, 0, b"new%d" % n, keys=f"k{n}")
+        copy(store)
+
+    store = opened(tmp_path, files := Deleting())
+    for n in range(40):
+        send(store, TOPIC, 0, b"old", keys=f"k{n % 3}")
+    copy(store)
+    compact(store)
+    assert not files.waits
+    if not anew:
+        assert not (tmp_path / "compaction/compactionLog" / TOPIC).exists()
+        more()
+    wanted = [(n, b"new%d" % n) for n in range(60)]
+    assert found(store) == wanted
+    store.close()
+    store = opened(tmp_path)
+    assert found(store) == wanted
+    compact(store)
+    assert found(store) == wanted
+    store.close()
+
+
+def test_segments_made_when_the_settings_were_larger_keep_all(tmp_path: Path) -> None:
+    store = opened(tmp_path, compaction_log_bytes=23000, compaction_units_bytes=4600)
+    for n in range(150):
+        send(store, TOPIC, 0, b"%d" % n, keys=f"k{n}")
+    copy(store)
+    store.close()
+    store = opened(tmp_path)
+    for n in range(150, 200):
+        send(store, TOPIC, 0, b"%d" % n, keys=f"k{n - 150}")
+    copy(store)
+    assert store.compaction.logs[TOPIC, 0].next == 200
+    log = store.compaction.logs[TOPIC, 0]
+    assert [unit.offset for _, unit in log.units(0)] == list(range(200))
+    compact(store)
+    assert [offset for offset, _ in found(store)][-150:] == list(range(50, 200))
+    store.close()
+
+
+def test_an_exchange_that_failed_half_way_is_finished_by_the_next(tmp_path: Path) -> None:
+    class Failing(OsFiles):
+        left = -1
+
+        def replace(self, source: str, target: str) -> None:
+            if "compacting" in source:
+                self.left -= 1
+                if self.left == 0:
+                    raise OSError(5, "Input/output error", source)
+            super().replace(source, target)
+
+    store = opened(tmp_path, files := Failing())
+    for n in range(60):
+        send(store, TOPIC, 0, b"%d" % n, keys=f"k{n % 20}")
+    copy(store)
+    files.left = 2
+    with pytest.raises(StoreUnwritable):
+        compact(store)
+    before = [offset for offset, _ in found(store)]
+    assert before == list(range(60))
+    compact(store)
+    after = found(store)
+    assert 20 <= len(after) < 60
+    store.abandon()
+    store = opened(tmp_path)
+    assert found(store) == after
     store.close()
 
 

@@ -59,12 +59,13 @@ class Compaction:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Wait for the compaction that runs, and copy the rest, as another program may open the store next."""
+        """Give up the compaction that runs, and copy the rest, as another program may open the store next."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.close()
+        self._store.compaction.give_up()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
         try:
             await self.copy()
         except RocketSparkError as e:
@@ -138,6 +139,8 @@ class Compaction:
             self._compacting = None
 
     def _compact(self) -> None:
+        # What takes the place of older messages has to outlast them: a power cut may take what is not on the disk.
+        self._store.flush_log()
         for topic, queue_id in self._store.compaction.compact_all():
             log.info("queue %d of %s was compacted", queue_id, topic)
 

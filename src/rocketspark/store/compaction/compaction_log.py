@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from rocketspark.errors import StoreUnwritable
@@ -27,6 +28,10 @@ _COMPACTING = "compacting"
 _NOTE = "exchange.json"
 # Bytes of records that a compaction writes at once.
 _PIECE_BYTES = 1 << 20
+
+
+class _GivenUpError(Exception):
+    """The compaction that runs is not to go on."""
 
 
 class Kept(NamedTuple):
@@ -50,8 +55,10 @@ class CompactionLog:
         self._places = places
         self._files = files
         self.segments: tuple[Segment, ...] = ()
+        # How often a compaction that runs had to be given up.
         self._cuts = 0
-        # For who replaces them.
+        self._ended = False
+        # For who replaces them, or writes files.
         self._lock = threading.Lock()
         # The offset after the last message of the queue that was looked at; those without a key are not copied.
         self.next = 0
@@ -75,8 +82,8 @@ class CompactionLog:
             for base in sorted(names):
                 if not os.path.exists(f"{self._places.log}/{base:020d}"):
                     continue
-                self._files.create(f"{self._places.units}/{base:020d}", self._places.units_bytes, keep=True)
-                self._files.create(f"{self._places.log}/{base:020d}", self._places.log_bytes, keep=True)
+                self._fill_up(f"{self._places.units}/{base:020d}", self._places.units_bytes)
+                self._fill_up(f"{self._places.log}/{base:020d}", self._places.log_bytes)
                 found.append(Segment(self._places, base, self._files))
         except OSError as e:
             raise failure(e, "open", self._places.log) from e
@@ -93,6 +100,11 @@ class CompactionLog:
             segment.remove()
         self.segments = tuple(kept)
         self.next = max((segment.last_offset for segment in found), default=-1) + 1
+
+    def _fill_up(self, path: str, size: int) -> None:
+        # A larger one was made when the settings said so.
+        found = os.path.getsize(path) if os.path.exists(path) else 0
+        self._files.create(path, max(size, found), keep=True)
 
     @staticmethod
     def _names(folder: str) -> set[int]:
@@ -172,8 +184,8 @@ class CompactionLog:
 
     def append(self, records: Sequence[memoryview], following: int) -> bool:
         """Copy records of the queue, in its order, up to the one before offset `following`; those without a key, and
-        those that are there, are passed over. False, and nothing done, while segments are exchanged. Raises StoreFull,
-        StoreUnwritable.
+        those that are there, are passed over. False, and nothing done, while segments are exchanged, or after `end`.
+        Raises StoreFull, StoreUnwritable.
         """
         # After a failure some of them may be there already.
         first = max(self.next, self.segments[-1].last_offset + 1 if self.segments else 0)
@@ -181,6 +193,8 @@ class CompactionLog:
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            if self._ended:
+                return False
             self.segments = self._appended(self._places, self.segments, wanted)
         finally:
             self._lock.release()
@@ -212,7 +226,7 @@ class CompactionLog:
         base = 0
         if segments:
             segments[-1].close()
-            base = segments[-1].base + places.log_bytes
+            base = segments[-1].base + max(places.log_bytes, len(segments[-1].view))
         for segment in segments[:-1]:
             self._flush(segment)
         return (*segments, Segment.make(places, base, self._files))
@@ -248,6 +262,16 @@ class CompactionLog:
             self._cuts += 1
         self.next = min(self.next, following)
 
+    def give_up(self) -> None:
+        """Have a compaction that runs end soon, with nothing done."""
+        self._cuts += 1
+
+    def end(self) -> None:
+        """Change no file any more, in any thread: the topic is deleted, or another log takes its files."""
+        with self._lock:
+            self._ended = True
+            self._cuts += 1
+
     # -- compaction
 
     def compact(self, done: int, keys_max: int) -> int:
@@ -258,6 +282,8 @@ class CompactionLog:
         reads go on beside it. Raises StoreFull, StoreUnwritable.
         """
         cuts, closed = self._cuts, self.segments[:-1]
+        if self._ended:
+            return done
         newest: dict[bytes, int] = {}
         upto, end = done, 0
         for index, segment in enumerate(closed):
@@ -265,6 +291,8 @@ class CompactionLog:
                 continue
             if end and len(newest) + segment.count > keys_max:
                 break
+            if cuts != self._cuts:
+                return done
             for at in range(segment.index_of(done + 1), segment.count):
                 unit = segment.unit(at)
                 newest[key_of(segment.record(unit))] = upto = unit.offset
@@ -274,11 +302,10 @@ class CompactionLog:
         old = closed[:end]
         # Older ones of a key that came again are found here as well: each new message may have replaced one of them.
         if not all(self._stays(segment, unit, newest) for segment in old for unit in _units(segment)):
-            new = self._rewritten(old, newest)
-            with self._lock:
-                if cuts != self._cuts:
-                    return done  # What is left of the old ones is compacted next time.
-                self._exchange(old, new)
+            try:
+                self._replace(old, newest, cuts)
+            except _GivenUpError:
+                return done  # What is left of the old ones is compacted next time.
         return upto
 
     @staticmethod
@@ -286,9 +313,30 @@ class CompactionLog:
         stored = segment.record(unit)
         return unit.offset >= newest.get(key_of(stored), -1) and record_layout.body_bytes_of(stored) > 0
 
-    def _rewritten(self, old: Sequence[Segment], newest: dict[bytes, int]) -> tuple[Segment, ...]:
+    def _replace(self, old: Sequence[Segment], newest: dict[bytes, int], cuts: int) -> None:
+        with self._unless_given_up(cuts):
+            try:
+                self._finish_exchange()  # One that failed may have moved some files.
+            except OSError as e:
+                raise failure(e, "exchange the segments in", self._places.log) from e
+        new = self._rewritten(old, newest, cuts)
+        with self._unless_given_up(cuts):
+            following = self.segments[len(old)].base
+            if new and new[-1].base >= following:
+                _log.error("%s is not compacted: segments of the size that is set now take more room", self._places.log)
+                return
+            self._exchange(old, new)
+
+    @contextmanager
+    def _unless_given_up(self, cuts: int) -> Iterator[None]:
+        """Keep others from the files, but only for a moment: the event loop may wait. Raises _GivenUpError."""
+        with self._lock:
+            if cuts != self._cuts:
+                raise _GivenUpError
+            yield
+
+    def _rewritten(self, old: Sequence[Segment], newest: dict[bytes, int], cuts: int) -> tuple[Segment, ...]:
         places = self._places.below(_COMPACTING)
-        self._clear(places)
         new: tuple[Segment, ...] = ()
         piece: list[memoryview] = []
         size = 0
@@ -298,16 +346,23 @@ class CompactionLog:
                     piece.append(segment.record(unit))
                     size += unit.size
                 if size > _PIECE_BYTES:
-                    new = self._appended(places, new, piece)
+                    with self._unless_given_up(cuts):
+                        new = self._appended(places, new, piece)
                     piece, size = [], 0
-        new = self._appended(places, new, piece)
-        try:
+            if cuts != self._cuts:
+                raise _GivenUpError
+        with self._unless_given_up(cuts):
+            new = self._appended(places, new, piece)
             if new:
                 new[-1].close()
+        try:
+            if new:
                 for segment in new:
                     segment.flush()
                 for folder in (self._places.log, self._places.units):
                     self._files.sync_directory(folder)
+        except FileNotFoundError:
+            raise _GivenUpError from None  # The topic was deleted.
         except OSError as e:
             raise failure(e, "flush", places.log) from e
         return new
@@ -333,7 +388,8 @@ class CompactionLog:
             old, new = ([int(base) for base in note.get(name, ())] for name in ("old", "new"))
         except (ValueError, TypeError, AttributeError, json.JSONDecodeError):
             old, new = [], []
-        if old:
+        # Units of a topic whose deletion a kill broke off are gone.
+        if old and os.path.isdir(places.units):
             for source, target in ((beside.log, places.log), (beside.units, places.units)):
                 for base in new:
                     if os.path.exists(f"{source}/{base:020d}"):

@@ -50,6 +50,7 @@ class CompactionStore:
         self._keys_max = max(settings.compaction_keys_bytes // _KEY_BYTES, 100)
         self.logs: dict[tuple[str, int], CompactionLog] = {}
         self._done: dict[str, int] = {}
+        self._given_up = False
 
     @property
     def _positions_path(self) -> str:
@@ -115,7 +116,7 @@ class CompactionStore:
     def unfollow(self, topic: str) -> None:
         """Read a topic from its queues alone again. Its files stay, for a time when it is followed again."""
         for key in [key for key in self.logs if key[0] == topic]:
-            del self.logs[key]
+            self.logs.pop(key).end()
 
     def of(self, topic: str, queue_id: int) -> CompactionLog | None:
         """Return the log of a queue, if it has one."""
@@ -132,10 +133,12 @@ class CompactionStore:
         One that cannot be written now is passed over with a line in the log.
         """
         for (topic, queue_id), log in list(self.logs.items()):
+            if self._given_up:
+                return
             name = f"{topic}_{queue_id}"
             try:
                 while (upto := log.compact(done := self._done.get(name, -1), self._keys_max)) != done:
-                    if (topic, queue_id) not in self.logs:
+                    if self.logs.get((topic, queue_id)) is not log:
                         break
                     self._done[name] = upto
                     self._write_positions()
@@ -143,15 +146,21 @@ class CompactionStore:
             except StoreFull as e:
                 _log.error("messages of %s are not compacted: %s", topic, e)
 
+    def give_up(self) -> None:
+        """Have `compact_all`, in its thread, end soon: the store is closed."""
+        self._given_up = True
+        for log in self.logs.values():
+            log.give_up()
+
     def _write_positions(self) -> None:
-        text = json.dumps({"queueOffsetMap": self._done}, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps({"queueOffsetMap": dict(self._done)}, ensure_ascii=False, separators=(",", ":"))
         config_files.write(self._positions_path, text, self._files)
 
     def delete(self, topic: str) -> None:
         """Remove the logs of a topic. Raises StoreFull, StoreUnwritable."""
-        for key in [key for key in self.logs if key[0] == topic]:
-            del self.logs[key]
-            self._done.pop(f"{topic}_{key[1]}", None)
+        self.unfollow(topic)
+        for name in [name for name in self._done if name.rpartition("_")[0] == topic]:
+            del self._done[name]
         # Units first: a kill in between leaves records that nothing tells of, whose topic is removed at the next start.
         for kind in ("compactionCq", "compactionLog"):
             folder = f"{self._root}/{kind}/{topic}"

@@ -76,3 +76,21 @@ def test_a_copy_without_a_master_keeps_what_it_has_before_files_go(tmp_path: Pat
     assert [offset for offset, _ in found(ours)] == list(range(low, 200))
     theirs.close()
     ours.close()
+
+
+def test_a_compaction_puts_the_log_on_the_disk_first(tmp_path: Path) -> None:
+    ours = opened(tmp_path)
+    for n in range(40):
+        send(ours, TOPIC, 0, b"%d" % n, keys=f"k{n % 3}")
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: None)
+
+    async def go() -> None:
+        await compaction.copy()
+        assert ours.flushed_position < ours.written_position
+        await compaction.compact()
+
+    asyncio.run(go())
+    # Else a power cut would take the newest message of a key whose older ones are gone.
+    assert ours.flushed_position == ours.written_position
+    assert len(found(ours)) < 40
+    ours.close()
