@@ -35,7 +35,7 @@ def read(broker: str) -> Found:
     while True:
         ext = {"consumerGroup": "g", "topic": TOPIC, "queueId": "0", "queueOffset": str(at), "sysFlag": "4"}
         ext |= {
-            "sysFlag": "4",
+            "maxMsgNums": "32",
             "commitOffset": "0",
             "suspendTimeoutMillis": "0",
             "subscription": "*",
