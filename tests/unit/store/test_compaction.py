@@ -436,3 +436,41 @@ def _against_model(root: Path, steps: list[Any]) -> None:
         assert all(sent[offset][1] == body for offset, body in seen)
         assert {at for at in newest.values() if sent[at][1]} <= set(offsets)
     store.close()
+
+
+def test_smaller_segments_take_nothing_from_larger_ones(tmp_path: Path) -> None:
+    store = opened(tmp_path, compaction_log_bytes=23_000, compaction_units_bytes=4600)
+    send(store, TOPIC, 0, bytes(4000), keys="larger than a segment will be")
+    for n in range(1, 300):
+        send(store, TOPIC, 0, b"%d" % n + bytes(70), keys=f"key{n}" if n != 5 else "key1")
+    copy(store)
+    expected = [message for message in found(store) if message[0] != 1]
+    store.close()
+    store = opened(tmp_path)
+    compact(store)
+    assert found(store) == expected
+    store.close()
+    store = opened(tmp_path)
+    assert found(store) == expected
+    store.close()
+
+
+def test_a_damaged_record_or_unit_hides_no_other_message(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for n in range(60):
+        send(store, TOPIC, 0, b"%d" % n + bytes(50), keys=f"key{n}" if n != 30 else "key29")
+    copy(store)
+    expected = [message for message in found(store) if message[0] not in (0, 29)]
+    first, second, *_ = store.compaction.logs[TOPIC, 0].segments
+    log_path, units_path = Path(first.log_path), Path(second.units_path)
+    store.close()
+    for path, at in ((log_path, 0), (units_path, 46 * 2 + 8)):
+        content = bytearray(path.read_bytes())
+        content[at : at + 4] = bytes(4)
+        path.write_bytes(content)
+    store = opened(tmp_path)
+    assert [message for message in found(store) if message[0] != 29] == expected
+    copy(store)
+    compact(store)
+    assert found(store) == expected
+    store.close()

@@ -154,6 +154,8 @@ class CompactionLog:
                 end = unit.offset
                 break
             looks -= 1
+            if not segment.has(unit):
+                continue  # Damaged on the disk: passed over, as in the commit log.
             if codes is not None and unit.code not in codes:
                 continue
             stored = segment.record(unit)
@@ -295,7 +297,9 @@ class CompactionLog:
                 return done
             for at in range(segment.index_of(done + 1), segment.count):
                 unit = segment.unit(at)
-                newest[key_of(segment.record(unit))] = upto = unit.offset
+                upto = unit.offset
+                if segment.has(unit):
+                    newest[key_of(segment.record(unit))] = unit.offset
             end = index + 1
         if not end:
             return done
@@ -311,6 +315,8 @@ class CompactionLog:
     @staticmethod
     def _stays(segment: Segment, unit: Unit, newest: dict[bytes, int]) -> bool:
         stored = segment.record(unit)
+        if not segment.has(unit):
+            return False
         return unit.offset >= newest.get(key_of(stored), -1) and record_layout.body_bytes_of(stored) > 0
 
     def _replace(self, old: Sequence[Segment], newest: dict[bytes, int], cuts: int) -> None:
@@ -336,7 +342,11 @@ class CompactionLog:
             yield
 
     def _rewritten(self, old: Sequence[Segment], newest: dict[bytes, int], cuts: int) -> tuple[Segment, ...]:
-        places = self._places.below(_COMPACTING)
+        # None of the old ones has a message that finds no room in a new one.
+        places = self._places.below(_COMPACTING)._replace(
+            log_bytes=max(self._places.log_bytes, *(len(segment.view) for segment in old)),
+            units_bytes=max(self._places.units_bytes, *(segment.units_bytes for segment in old)),
+        )
         new: tuple[Segment, ...] = ()
         piece: list[memoryview] = []
         size = 0

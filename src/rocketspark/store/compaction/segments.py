@@ -23,6 +23,7 @@ _POSITION = struct.Struct(">q")
 _POSITION_AT = record_layout.AT["position"]
 _QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 _SIZE = record_layout.only("size").unpack_from
+_NO_UNIT = bytes(BATCH_UNIT_BYTES)
 _END_UNIT = BATCH_UNIT.pack(-1, 0, 0, 0, 0, 0, -1, 0)
 
 
@@ -88,6 +89,11 @@ class Segment:
     def units_path(self) -> str:
         return f"{self._places.units}/{self.base:020d}"
 
+    @property
+    def units_bytes(self) -> int:
+        """Bytes of the file of units."""
+        return len(self._units)
+
     def load(self, *, check: bool) -> bool:
         """Find the units that are there; False if some were damaged, and are made anew from the records.
 
@@ -98,6 +104,9 @@ class Segment:
             self.count += 1
         if self.count:
             self.end = self.unit(self.count - 1).at + self.unit(self.count - 1).size
+        behind = self._units[self.count * BATCH_UNIT_BYTES : (self.count + 1) * BATCH_UNIT_BYTES]
+        # Neither the mark, nor unused: a unit that was damaged on the disk.
+        check = check or (len(behind) == BATCH_UNIT_BYTES and bytes(behind) not in (_END_UNIT, _NO_UNIT))
         whole = not check or all(self._is_right(self.unit(index)) for index in range(self.count))
         if whole and not (check or self.count == 0):
             self._flushed = self.count
@@ -121,6 +130,15 @@ class Segment:
         position, size, _, _, offset, count, _, _ = BATCH_UNIT.unpack_from(self._units, index * BATCH_UNIT_BYTES)
         at = position - self.base
         return bool(at >= 0 and 0 < size <= len(self.view) - at and offset >= 0 and count == 1)
+
+    def has(self, unit: Unit) -> bool:
+        """Tell whether the record of a unit is where the unit says; what else it holds its reader checks."""
+        stored = self.view[unit.at : unit.at + unit.size]
+        return (
+            len(stored) == unit.size >= record_layout.RECORD_BYTES_MIN
+            and _SIZE(stored)[0] == unit.size
+            and _QUEUE_OFFSET(stored)[0] == unit.offset
+        )
 
     def _is_right(self, unit: Unit) -> bool:
         try:
