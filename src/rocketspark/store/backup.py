@@ -13,9 +13,11 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, StoreUnwritable
@@ -39,6 +41,8 @@ _FIRST = (
 )
 _NEXT = ("timerwheel", "timerlog", "consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 _LOG = "commitlog"
+# Of compaction the records alone: a start makes the rest anew.
+_COMPACTED = "compaction/compactionLog"
 # Topics before their deletions, as a deletion is noted last.
 _LAST = tuple(
     f"config/{name}.json{end}"
@@ -49,6 +53,8 @@ _DELETED = "config/deletedTopics.json"
 _IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 _PIECE_BYTES = 8 << 20
 _END_BYTES = 64 << 10
+# How often, and after how many seconds, an exchange of compacted segments is waited for.
+_LOOKS_MAX, _LOOK_S = 200, 0.05
 
 Tell = Callable[[int, int], None]
 
@@ -89,6 +95,8 @@ def backup(
     copy = _Copy(tell)
     for name in (*_FIRST, *_NEXT):
         copy.whole(root / name, target / name)
+    # What it does not have yet is in the log, whose files stay until it has.
+    copy.compacted(root / _COMPACTED, target / _COMPACTED)
     copy.log(log, target / _LOG)
     for name in _LAST:
         copy.whole(root / name, target / name)
@@ -120,7 +128,7 @@ def restore(
     if root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} is not empty: restore into a new folder, so that nothing is overwritten")
     copy = _Copy(tell)
-    for name in ("abort", *_FIRST, *_NEXT, _LOG):
+    for name in ("abort", *_FIRST, *_NEXT, _COMPACTED, _LOG):
         if with_identity or name not in _IDENTITY:
             copy.whole(source / name, root / name)
     return Copied(copy.files, copy.copied_bytes, copy.same_files)
@@ -198,6 +206,17 @@ class _Copy:
         except OSError as e:
             raise failure(e, "copy", str(source)) from e
 
+    def compacted(self, source: Path, target: Path) -> None:
+        """Copy compaction logs, each as it is at one moment: a compaction puts new segments in the place of others."""
+        shutil.rmtree(target, ignore_errors=True)
+        try:
+            for folder in sorted(source.glob("*/*/")):
+                with ExitStack() as stack:
+                    for name, read in _at_one_moment(folder, stack).items():
+                        self._open_file(read, target / folder.relative_to(source) / name)
+        except OSError as e:
+            raise failure(e, "copy", str(source)) from e
+
     def _folder(self, source: Path, target: Path) -> None:
         for name in self._clear(source, target):
             if (source / name).is_dir():
@@ -218,20 +237,22 @@ class _Copy:
     def _file(self, source: Path, target: Path, *, keep_time: bool = True) -> None:
         try:
             with source.open("rb") as read:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                status = os.fstat(read.fileno())
-                with target.open("wb") as written:
-                    for at, count in _extents(read.fileno(), status.st_size):
-                        self._piece(read.fileno(), written.fileno(), at, count)
-                    written.truncate(status.st_size)
-                    os.fsync(written.fileno())
-                # The time of the content, as it was when the copy began; else one that its file will never have.
-                time_ns = status.st_mtime_ns - (0 if keep_time else 1_000_000_000)
-                os.utime(target, ns=(status.st_atime_ns, time_ns))
+                self._open_file(read, target, keep_time=keep_time)
         except FileNotFoundError:
             # Expired or deleted meanwhile.
             target.unlink(missing_ok=True)
-            return
+
+    def _open_file(self, read: BinaryIO, target: Path, *, keep_time: bool = True) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        status = os.fstat(read.fileno())
+        with target.open("wb") as written:
+            for at, count in _extents(read.fileno(), status.st_size):
+                self._piece(read.fileno(), written.fileno(), at, count)
+            written.truncate(status.st_size)
+            os.fsync(written.fileno())
+        # The time of the content, as it was when the copy began; else one that its file will never have.
+        time_ns = status.st_mtime_ns - (0 if keep_time else 1_000_000_000)
+        os.utime(target, ns=(status.st_atime_ns, time_ns))
         self.files += 1
         self._tell(self.files, self.copied_bytes)
 
@@ -246,6 +267,30 @@ class _Copy:
             count -= len(piece)
             self.copied_bytes += len(piece)
             self._tell(self.files, self.copied_bytes)
+
+
+def _at_one_moment(folder: Path, stack: ExitStack) -> dict[str, BinaryIO]:
+    """Open the segments of a compaction log as they are between two compactions; files that are open stay readable."""
+    for _ in range(_LOOKS_MAX):
+        with ExitStack() as opened:
+            before = _segments(folder)
+            try:
+                files: dict[str, BinaryIO] = {name: opened.enter_context((folder / name).open("rb")) for name in before}
+            except FileNotFoundError:
+                continue
+            if _segments(folder) == before and not (folder / "compacting/exchange.json").exists():
+                stack.push(opened.pop_all())
+                return files
+        time.sleep(_LOOK_S)
+    raise StoreUnwritable(f"{folder} is amid a compaction that was broken off: start its broker, which ends it")
+
+
+def _segments(folder: Path) -> dict[str, int]:
+    """Return the numbers of a compaction log's files by name; nothing of one that was deleted."""
+    try:
+        return {entry.name: entry.inode() for entry in os.scandir(folder) if entry.name.isdigit()}
+    except FileNotFoundError:
+        return {}
 
 
 def _has_record(path: Path) -> bool:

@@ -17,6 +17,7 @@ from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.model.text import string_hash
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
+from rocketspark.store.backup import backup, restore
 from rocketspark.store.compaction.compaction_store import segment_bytes
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.get_message import GetStatus
@@ -395,6 +396,28 @@ def test_an_exchange_that_failed_half_way_is_finished_by_the_next(tmp_path: Path
     store = opened(tmp_path)
     assert found(store) == after
     store.close()
+
+
+def test_a_backup_has_what_compaction_kept(tmp_path: Path) -> None:
+    store = opened(tmp_path / "store")
+    for n in range(200):
+        send(store, TOPIC, 0, b"%d" % n + bytes(100), keys="once" if n == 3 else f"k{n % 7}", now_ms=NOW_MS + n)
+    copy(store)
+    compact(store)
+    store.flush_log()
+    while expire(store, NOW_MS + 10_000):
+        pass
+    before = found(store)
+    assert before[0][0] == 3 < store.queue_range(TOPIC, 0)[0]
+    for _ in range(2):
+        backup(tmp_path / "store", tmp_path / "backup")
+    store.close()
+    restore(tmp_path / "backup", tmp_path / "restored")
+    restored = opened(tmp_path / "restored")
+    copy(restored)
+    assert found(restored)[0] == before[0]
+    assert {offset for offset, _ in before} <= {offset for offset, _ in found(restored)}
+    restored.close()
 
 
 actions = st.lists(

@@ -20,7 +20,7 @@ from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import properties, record_layout
 from rocketspark.store.compaction.segments import Places, Segment, Unit, unit_of
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import OsFiles, failure, remove_file
+from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, remove_file
 
 _log = logging.getLogger("rocketspark.store")
 _KEYS = properties.KEYS.encode()
@@ -73,11 +73,13 @@ class CompactionLog:
             self._finish_exchange()
             names = self._names(self._places.log)
             for base in names ^ self._names(self._places.units):
-                if base in names and base != max(names):
+                if base in names:
                     continue  # Its units are made anew.
                 _log.warning("%s/%020d has no second file: it is removed", self._places.log, base)
                 remove_file(f"{self._places.log}/{base:020d}")
                 remove_file(f"{self._places.units}/{base:020d}")
+            if names and not os.path.isdir(self._places.units):
+                make_folder(self._files, self._places.units)
             found = []
             for base in sorted(names):
                 if not os.path.exists(f"{self._places.log}/{base:020d}"):
