@@ -35,10 +35,10 @@ class ColdCache:
         found = self.tier.find(*queue)
         if found is None:
             return
-        self._keep(queue, found.stretch(offset, STRETCH_COUNT, STRETCH_BYTES))
-
-    def _keep(self, queue: Queue, stretch: ColdUnits) -> None:
+        stretch = found.stretch(offset, STRETCH_COUNT, STRETCH_BYTES)
         with self._lock:
+            if self.tier.find(*queue) is not found:
+                return  # It was dropped meanwhile: these are messages of an earlier topic.
             before = self._kept.pop((queue, stretch.first), None)
             self.size += len(stretch.content) - (len(before.content) if before is not None else 0)
             self._kept[queue, stretch.first] = stretch
