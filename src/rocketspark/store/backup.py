@@ -13,7 +13,6 @@ import errno
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -281,7 +280,7 @@ def _at_one_moment(folder: Path, stack: ExitStack) -> dict[str, BinaryIO]:
             if _segments(folder) == before and not (folder / "compacting/exchange.json").exists():
                 stack.push(opened.pop_all())
                 return files
-        time.sleep(_LOOK_S)
+        machine.sleep(_LOOK_S)
     raise StoreUnwritable(f"{folder} is amid a compaction that was broken off: start its broker, which ends it")
 
 
