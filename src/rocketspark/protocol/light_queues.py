@@ -37,6 +37,18 @@ class LightUnit(NamedTuple):
     queue_offset: int
 
 
+def topic_and_group(key: str) -> tuple[str, str]:
+    """Return topic and group of a row's key in a table of offsets, "topic@group"; an empty group if it has none.
+
+    Names of light queues, and of their groups, alone may hold an @ themselves.
+    """
+    topic, mark, group = key.rpartition(f"@{NAME_PREFIX}")
+    if mark:
+        return topic, NAME_PREFIX + group
+    topic, mark, group = key.rpartition("@") if key.startswith(NAME_PREFIX) else key.partition("@")
+    return (topic, group) if mark else (key, "")
+
+
 def is_light(name: bytes) -> bool:
     """Tell whether a name is that of a light queue: the prefix, and any text."""
     try:

@@ -69,3 +69,11 @@ def test_any_text_is_read_and_what_is_written_is_read_back(rest: bytes, names: l
     assert properties.pairs_of(properties.without(written, left)) == properties.pairs_of(
         properties.without(stored, left)
     )
+
+
+@pytest.mark.parametrize(
+    ("topic", "group"),
+    [("T", "g"), ("%LMQ%a@b", "g"), ("T", "%LMQ%GID_x@@@y"), ("%LMQ%a@b", "%LMQ%GID_x@@@y"), ("T", "")],
+)
+def test_a_key_of_offsets_is_split_beside_the_at_signs_of_light_names(topic: str, group: str) -> None:
+    assert light_queues.topic_and_group(f"{topic}@{group}") == (topic, group)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rocketspark.client.connection.client_api import TIMEOUT_MS
 from rocketspark.model import MessageQueue
-from rocketspark.protocol import headers
+from rocketspark.protocol import headers, light_queues
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.topics import KnownStateHeader
 from rocketspark.protocol.json import bodies, group_bodies, java_json, metadata
@@ -122,8 +122,8 @@ async def all_offsets(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> list[t
     reply.raise_for_code("all offsets")
     found = []
     for key, offsets in metadata.decode(reply.body, metadata.PeerOffsets).offset_table.items():
-        topic, mark, group = key.partition("@")
-        if mark:
+        topic, group = light_queues.topic_and_group(key)
+        if group:
             found += [(group, topic, queue_id, offset) for queue_id, offset in offsets.items() if offset >= 0]
     return found
 
