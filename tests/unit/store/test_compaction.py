@@ -223,6 +223,30 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+class Failing(OsFiles):
+    """A disk whose next flush of a compaction log fails."""
+
+    left = 0
+
+    def sync_file(self, path: str) -> None:
+        if "/compaction/" in path and self.left > 0:
+            self.left -= 1
+            raise OSError(5, "Input/output error", path)
+        super().sync_file(path)
+
+
+def test_after_a_failed_flush_none_counts_as_done(tmp_path: Path) -> None:
+    files = Failing()
+    store = opened(tmp_path, files)
+    send(store, TOPIC, 0, b"x", keys="k")
+    copy(store)
+    files.left = 1
+    for _ in range(2):
+        with pytest.raises(StoreUnwritable):
+            store.compaction.flush()
+    store.abandon()
+
+
 class Killed(Exception):
     """The process ends here."""
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, TransportError
+from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.message import record_layout
 from rocketspark.store.store import Store
@@ -87,19 +87,26 @@ class Compaction:
                 log.exception("topics cannot be compacted")
 
     async def copy(self, *, in_any_case: bool = False) -> None:
-        """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable.
+        """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable, after all the
+        queues that could be copied.
 
         A queue whose older messages have to come from the master first waits for them, but not `in_any_case`.
         """
         self._look()
         if self._compacting is not None:
             return  # A queue that lost its end is not cut under it.
+        failed: StoreError | None = None
         for topic in self._names:
             for queue_id in sorted(self._store.queues().get(topic, ())):
-                if not await self._take_older(topic, queue_id) and not in_any_case:
-                    continue
-                while self._store.copy_to_compaction(topic, queue_id):
-                    await asyncio.sleep(0)
+                try:
+                    if not await self._take_older(topic, queue_id) and not in_any_case:
+                        continue
+                    while self._store.copy_to_compaction(topic, queue_id):
+                        await asyncio.sleep(0)
+                except StoreError as e:
+                    failed = e
+        if failed is not None:
+            raise failed
 
     async def _take_older(self, topic: str, queue_id: int) -> bool:
         """Copy from the master what is older than the commit log that this broker, a new copy, began with.

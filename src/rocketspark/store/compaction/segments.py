@@ -53,7 +53,7 @@ class Unit(NamedTuple):
 class Segment:
     """One segment, mapped. `count`: of its units; `end`: bytes of its records. One thread writes, others may read."""
 
-    __slots__ = ("_files", "_flushed", "_places", "_units", "base", "count", "end", "view")
+    __slots__ = ("_failed", "_files", "_flushed", "_places", "_units", "base", "count", "end", "view")
 
     def __init__(self, places: Places, base: int, files: OsFiles) -> None:
         """Open the files of a segment, which must be there. Raises OSError."""
@@ -64,6 +64,7 @@ class Segment:
         self._units = memoryview(files.map(self.units_path))
         # Units that are on the disk; -1: what is there was changed.
         self.count = self.end = self._flushed = 0
+        self._failed: OSError | None = None
 
     @classmethod
     def make(cls, places: Places, base: int, files: OsFiles) -> Segment:
@@ -239,12 +240,21 @@ class Segment:
 
     def flush(self) -> None:
         """Put both files on the disk, if they have something new. May run beside `append`. Raises OSError."""
+        if self._failed is not None:
+            # What the disk has is not known then, even if a later flush works.
+            raise self._failed
         count = self.count
         if self._flushed == count:
             return
-        for path, folder in ((self.log_path, self._places.log), (self.units_path, self._places.units)):
-            self._files.sync_file(path)
-            self._files.sync_directory(folder)
+        try:
+            for path, folder in ((self.log_path, self._places.log), (self.units_path, self._places.units)):
+                self._files.sync_file(path)
+                self._files.sync_directory(folder)
+        except FileNotFoundError:
+            raise  # The topic was deleted, or it is compacted, meanwhile.
+        except OSError as e:
+            self._failed = e
+            raise
         self._flushed = count
 
     def moved(self, places: Places) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.store.conftest import NOW_MS, expire, send
@@ -11,7 +12,7 @@ from tests.unit.store.test_compaction import TOPIC, compact, copy, found, opened
 
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.compaction import Compaction
-from rocketspark.errors import TransportError
+from rocketspark.errors import StoreFull, TransportError
 from rocketspark.store import Store
 
 pytestmark = pytest.mark.shows("topics with cleanup.policy=COMPACTION: a new copy has what its master kept")
@@ -64,6 +65,23 @@ def test_what_is_older_than_its_own_log_comes_from_the_master(tmp_path: Path, si
     assert [offset for offset, _ in found(ours) if offset >= low] == list(range(low, 200))
     theirs.close()
     ours.close()
+
+
+def test_a_queue_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    for queue_id in (0, 1):
+        send(store, TOPIC, queue_id, b"x", keys="k")
+
+    def copied(topic: str, queue_id: int, copy: Any = store.copy_to_compaction) -> bool:
+        if queue_id == 0:
+            raise StoreFull("no room", needed_bytes=1, free_bytes=0)
+        return bool(copy(topic, queue_id))
+
+    monkeypatch.setattr(store, "copy_to_compaction", copied)
+    with pytest.raises(StoreFull):
+        asyncio.run(Compaction(BrokerSettings(), store, lambda: frozenset({TOPIC}), lambda: None).copy())
+    assert store.compaction.logs[TOPIC, 1].next == 1
+    store.close()
 
 
 def test_a_copy_without_a_master_keeps_what_it_has_before_files_go(tmp_path: Path) -> None:
