@@ -176,14 +176,7 @@ class PopHandler:
         h = request.ext
 
         def retry(final: bool) -> int | None:
-            if not peer.is_open:
-                # What it was woken for is left to the next.
-                self._waiting.drop(waiter)
-                return None
-            if not peer.is_writable and not final:
-                # Nothing is given to one that does not read.
-                self._waiting.leave_line(waiter)
-                peer.when_writable(lambda: self._waiting.enter_again(waiter))
+            if not self._waiting.may_answer(waiter, peer, final=final):
                 return None
             if waiter.woken:
                 waiter.woken = False
@@ -199,10 +192,7 @@ class PopHandler:
                 peer.send(answer(request, found))
                 return found.rest if found.count else 0
             except Exception as e:
-                failure = peer.failure(request, e)
-                if failure is not None:
-                    peer.send(failure)
-                self._waiting.drop(waiter)
+                self._waiting.failed(waiter, peer, request, e)
                 return None
 
         waiter = self._waiting.wait(

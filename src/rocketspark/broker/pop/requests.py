@@ -50,22 +50,27 @@ class PopChecks:
     def check_pop(self, peer: Peer, h: PopHeader) -> TopicConfig:
         """Check a pop; return its topic's settings."""
         s = self._settings
-        if not s.broker_permission & PERM_READ:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] pop message is forbidden")
-        if h.count_max > COUNT_MAX:
-            remark = f"the broker[{s.host}] pop message's num is greater than {COUNT_MAX}"
-            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
-        # RocketMQ holds a request for no message, and ends with an exception for fewer.
-        if h.count_max < 1:
-            remark = f"the broker[{s.host}] pop message's num is less than 1"
-            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
-        self.check_invisible_time(h.invisible_time_ms)
+        self.check_what_is_asked(h.count_max, h.invisible_time_ms)
         if not s.timers_enabled:
             remark = f"the broker[{s.host}] pop message is forbidden because timerWheelEnable is false"
             raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
         config = self.check_queue(peer, h.topic, h.queue_id)
         self.check_group(peer, h.group, h.topic)
         return config
+
+    def check_what_is_asked(self, count_max: int, invisible_time_ms: int) -> None:
+        """Refuse a pop that this broker may not answer, and one of a wrong number of messages or invisible time."""
+        s = self._settings
+        if not s.broker_permission & PERM_READ:
+            raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] pop message is forbidden")
+        if count_max > COUNT_MAX:
+            remark = f"the broker[{s.host}] pop message's num is greater than {COUNT_MAX}"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
+        # RocketMQ holds a request for no message, and ends with an exception for fewer.
+        if count_max < 1:
+            remark = f"the broker[{s.host}] pop message's num is less than 1"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
+        self.check_invisible_time(invisible_time_ms)
 
     def check_invisible_time(self, invisible_time_ms: int) -> None:
         """Refuse an invisible time that is too long for the timer wheel; RocketMQ then finds no message."""

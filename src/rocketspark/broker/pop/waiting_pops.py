@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 from rocketspark import machine
 from rocketspark.broker.consumers.long_polling import LongPolling, dropped
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.headers import Request
+from rocketspark.transport.peer import Peer
 
 log = LimitedLog("rocketspark.broker")
 
@@ -128,6 +131,28 @@ class WaitingPops:
         self.total += 1
         self._arrivals.weights.add(owner, weight)
         return waiter
+
+    def may_answer(self, waiter: WaitingPop, peer: Peer, *, final: bool) -> bool:
+        """Tell whether a held request may be answered now.
+
+        One whose connection is gone is dropped, and one whose client does not read waits until it does: what it was
+        woken for is left to the next.
+        """
+        if not peer.is_open:
+            self.drop(waiter)
+            return False
+        if not peer.is_writable and not final:
+            self.leave_line(waiter)
+            peer.when_writable(lambda: self.enter_again(waiter))
+            return False
+        return True
+
+    def failed(self, waiter: WaitingPop, peer: Peer, request: Request[Any], error: Exception) -> None:
+        """Answer a held request that cannot be carried out, and drop it."""
+        failure = peer.failure(request, error)
+        if failure is not None:
+            peer.send(failure)
+        self.drop(waiter)
 
     def _enter(self, waiter: WaitingPop) -> None:
         lines = self._lines.get(waiter.pair)

@@ -123,7 +123,8 @@ class Compaction:
                 return False
             records = [each for each in record_layout.split(memoryview(content)) if _QUEUE_OFFSET(each)[0] < end]
             # Where the master has nothing, the queue here goes on.
-            kept.append(records, min(following, end) if following > kept.next else end)
+            if not kept.append(records, min(following, end) if following > kept.next else end):
+                return False
         return True
 
     async def copied(self) -> bool:

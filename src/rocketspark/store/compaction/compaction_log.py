@@ -101,7 +101,7 @@ class CompactionLog:
         for segment in found[len(kept) :]:
             segment.remove()
         self.segments = tuple(kept)
-        self.next = max((segment.last_offset for segment in found), default=-1) + 1
+        self.next = max((segment.last_offset for segment in kept), default=-1) + 1
 
     def _fill_up(self, path: str, size: int) -> None:
         # A larger one was made when the settings said so.

@@ -11,7 +11,7 @@ from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.parts import waiting_name
 from rocketspark.broker.lite.pops import LitePops, Taken
 from rocketspark.broker.parts import Tables
-from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
+from rocketspark.broker.pop.requests import PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPop, WaitingPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
@@ -82,17 +82,7 @@ class PopLiteHandler:
         return None
 
     def _check(self, h: PopLiteHeader, by: str = "") -> None:
-        s = self._settings
-        if not s.broker_permission & PERM_READ:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] pop message is forbidden")
-        if h.count_max > COUNT_MAX:
-            remark = f"the broker[{s.host}] pop message's num is greater than {COUNT_MAX}"
-            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
-        # RocketMQ holds a request for none.
-        if h.count_max < 1:
-            remark = f"the broker[{s.host}] pop message's num is less than 1"
-            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
-        self._checks.check_invisible_time(h.invisible_time_ms)
+        self._checks.check_what_is_asked(h.count_max, h.invisible_time_ms)
         config = self._topics.table.get(h.topic)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic [{h.topic}] not exist, apply first please!")
@@ -120,14 +110,7 @@ class PopLiteHandler:
         h = request.ext
 
         def retry(final: bool) -> int | None:
-            if not peer.is_open:
-                # What it was woken for is left to the next.
-                self._waiting.drop(waiter)
-                return None
-            if not peer.is_writable and not final:
-                # Nothing is given to one that does not read.
-                self._waiting.leave_line(waiter)
-                peer.when_writable(lambda: self._waiting.enter_again(waiter))
+            if not self._waiting.may_answer(waiter, peer, final=final):
                 return None
             try:
                 self._check(h)
@@ -138,10 +121,7 @@ class PopLiteHandler:
                 # Another event may be there for the next.
                 return taken.count
             except Exception as e:
-                failure = peer.failure(request, e)
-                if failure is not None:
-                    peer.send(failure)
-                self._waiting.drop(waiter)
+                self._waiting.failed(waiter, peer, request, e)
                 return None
 
         waiter: WaitingPop = self._waiting.wait(

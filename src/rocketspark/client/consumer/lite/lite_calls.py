@@ -10,17 +10,13 @@ import asyncio
 import logging
 from collections.abc import Container, Iterable
 
-from rocketspark import machine
 from rocketspark.client.connection import lite_api, pop_api
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.consumer.pop.pop_calls import INFLATED_BYTES, REPLY_SPARE_MS, PopCalls, Wanted
+from rocketspark.client.consumer.pop.pop_calls import REPLY_SPARE_MS, PopCalls, Wanted
 from rocketspark.client.message_batch import without_namespace
-from rocketspark.errors import ServerError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol import light_queues, lite_topics
-from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PopLiteHeader
-from rocketspark.protocol.message import record
 from rocketspark.protocol.pop_answers import lite_handle, lite_order_counts
 
 log = logging.getLogger("rocketspark.client")
@@ -51,14 +47,10 @@ class LiteCalls(PopCalls):
             broker_name=queue.broker_name,
         )
         found = await lite_api.pop(peer, header, timeout_ms=poll_ms + REPLY_SPARE_MS)
-        if found.code != ResponseCode.SUCCESS:
-            if found.code == ResponseCode.POLLING_FULL:
-                raise ServerError(found.code, "too many pops wait at the broker", address=peer.address, retriable=True)
+        messages = self._messages_of(found, queue.broker_name, peer.address)
+        if not messages:
             return []
         told = found.header
-        self._clock_ms[queue.broker_name] = told.pop_time_ms - machine.monotonic() * 1000
-        inflation = record.Inflation(INFLATED_BYTES, check_crc=False, to_end=True)
-        messages = record.decode_messages(found.records, queue.broker_name, inflation)
         given = []
         for message, count in zip(messages, lite_order_counts(told.order_counts, len(messages)), strict=True):
             name = lite_topics.queue_name(message.topic, message.lite_topic or "")

@@ -14,6 +14,7 @@ from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import admin_api, pop_api
 from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.lite_api import LitePopResult
 from rocketspark.client.connection.topic_routes import NO_MASTER_CODES
 from rocketspark.client.message_batch import without_namespace
 from rocketspark.errors import BrokerNotFound, ProtocolError, ReceiptExpired, RocketSparkError, ServerError, UsageError
@@ -101,14 +102,10 @@ class PopCalls:
             broker_name=queue.broker_name,
         )
         found = await pop_api.pop(peer, header, timeout_ms=poll_ms + REPLY_SPARE_MS)
-        if found.code != ResponseCode.SUCCESS:
-            if found.code == ResponseCode.POLLING_FULL:
-                raise ServerError(found.code, "too many pops wait at the broker", address=peer.address, retriable=True)
+        messages = self._messages_of(found, queue.broker_name, peer.address)
+        if not messages:
             return []
         reply = found.header
-        self._clock_ms[queue.broker_name] = reply.pop_time_ms - machine.monotonic() * 1000
-        inflation = record.Inflation(INFLATED_BYTES, check_crc=False, to_end=True)
-        messages = record.decode_messages(found.records, queue.broker_name, inflation)
         popped = Popped(
             broker_name=queue.broker_name,
             group=self.group,
@@ -121,6 +118,18 @@ class PopCalls:
         )
         give_handles(messages, popped)
         return self._chosen(messages, subscription)
+
+    def _messages_of(
+        self, found: pop_api.PopResult | LitePopResult, broker_name: str, address: str
+    ) -> list[ReceivedMessage]:
+        """Return the messages of a reply, and note the broker's clock. Raises ServerError if too many pops wait."""
+        if found.code == ResponseCode.POLLING_FULL:
+            raise ServerError(found.code, "too many pops wait at the broker", address=address, retriable=True)
+        if found.code != ResponseCode.SUCCESS:
+            return []
+        self._clock_ms[broker_name] = found.header.pop_time_ms - machine.monotonic() * 1000
+        inflation = record.Inflation(INFLATED_BYTES, check_crc=False, to_end=True)
+        return record.decode_messages(found.records, broker_name, inflation)
 
     def _chosen(self, messages: list[ReceivedMessage], subscription: Subscription) -> list[ReceivedMessage]:
         tags = subscription.tags
