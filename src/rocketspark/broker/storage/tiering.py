@@ -287,8 +287,8 @@ class Tiering:
     # -- reads
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether the tier has a message."""
-        return self.tier is not None and self.tier.has(topic, queue_id, offset)
+        """Tell whether the tier has a message, or may have it, as it is not known yet what a master's tier has."""
+        return self._is_master() if self.tier is None else self.tier.has(topic, queue_id, offset)
 
     def read(
         self,
