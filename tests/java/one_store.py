@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.java.apache import ApacheBroker, ApacheNamesrv, ask
+from tests.java.apache import Answer, ApacheBroker, ApacheNamesrv, ask
 
 from rocketspark.protocol.message import record
 from rocketspark.testing.process import ServerProcess
@@ -76,3 +77,23 @@ def stored_records(broker: str, topic: str, queue_id: int, group: str) -> list[r
         if answer.code != 0:
             return found
         found += record.decode_all(answer.body)
+
+
+def send_by_hand(broker: str, topic: str, body: bytes, pairs: Mapping[str, str]) -> Answer:
+    """Send a message with these properties to queue 0 of a topic, by a request that depends on none of our code."""
+    ext = {
+        "producerGroup": "P",
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "1",
+        "queueId": "0",
+        "sysFlag": "0",
+        "bornTimestamp": str(int(time.time() * 1000)),
+        "flag": "0",
+        "properties": "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()),
+        "reconsumeTimes": "0",
+        "unitMode": "false",
+    }
+    answer = ask(broker, 10, body, ext)
+    assert answer.code == 0
+    return answer

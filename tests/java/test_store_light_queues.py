@@ -5,14 +5,13 @@ The requests are written out by hand: no client is needed for them.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.java.apache import Answer, ApacheNamesrv, ask, await_queues, committed_offset, max_offset
-from tests.java.one_store import Server, starting, stored_records
+from tests.java.one_store import Server, send_by_hand, starting, stored_records
 from tests.support.patience import PATIENT
 
 from rocketspark.protocol.light_queues import offset_of
@@ -34,22 +33,7 @@ NAMES = ("%LMQ%a", "%LMQ%b", ODD)
 
 def send(server: Server, number: int, names: tuple[str, ...]) -> Answer:
     pairs = {"UNIQ_KEY": f"U{number}", "INNER_MULTI_DISPATCH": ",".join(names)}
-    ext = {
-        "producerGroup": "P",
-        "topic": "base",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "1",
-        "queueId": "0",
-        "sysFlag": "0",
-        "bornTimestamp": str(int(time.time() * 1000)),
-        "flag": "0",
-        "properties": "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()),
-        "reconsumeTimes": "0",
-        "unitMode": "false",
-    }
-    answer = ask(server.broker, 10, b"%d" % number, ext)
-    assert answer.code == 0
-    return answer
+    return send_by_hand(server.broker, "base", b"%d" % number, pairs)
 
 
 def fill(server: Server, first: int, sent: dict[str, list[int]]) -> None:

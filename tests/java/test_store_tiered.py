@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.java.apache import ApacheNamesrv, ask, await_queues, max_offset
-from tests.java.one_store import Server, starting, stored_records
+from tests.java.one_store import Server, send_by_hand, starting, stored_records
 from tests.support.patience import LIMIT_S, PATIENT
 
 from rocketspark.protocol.message import record
@@ -20,20 +20,7 @@ COUNT = 90
 
 def send(server: Server, number: int) -> None:
     pairs = {"UNIQ_KEY": f"{number:032X}", "KEYS": f"key{number}", "TAGS": "AB"[number % 2]}
-    ext = {
-        "producerGroup": "P",
-        "topic": "base",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "1",
-        "queueId": "0",
-        "sysFlag": "0",
-        "bornTimestamp": str(int(time.time() * 1000)),
-        "flag": "0",
-        "properties": "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()),
-        "reconsumeTimes": "0",
-        "unitMode": "false",
-    }
-    assert ask(server.broker, 10, b"%4d" % number * 500, ext).code == 0
+    send_by_hand(server.broker, "base", b"%4d" % number * 500, pairs)
 
 
 def fill(server: Server, first: int) -> None:

@@ -6,12 +6,12 @@ Rule: a provider or a path that RocketSpark does not have refuses to start.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
 from rocketspark.errors import ConfigError
-from rocketspark.model.text import LONG_MAX, shown, whole_number
+from rocketspark.model.conf_lines import typed_values
+from rocketspark.model.text import LONG_MAX, shown
 from rocketspark.store.tiered.segments import FolderSegments, SegmentStore
 from rocketspark.store.tiered.tier import HOUR_MS, TierSettings
 
@@ -109,23 +109,6 @@ _LOWEST = {
 
 def from_values(values: dict[str, str]) -> TieredSettings:
     """Return the settings in a broker.conf's keys, others left out. Raises ConfigError naming the key that is wrong."""
-    taken: dict[str, Any] = {}
-    for key, field in KEYS.items():
-        text = values.get(key)
-        if text is None:
-            continue
-        if field.type is bool:
-            if text.lower() not in ("true", "false"):
-                raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-            taken[field.name] = text.lower() == "true"
-        elif field.type is int:
-            low, high = _LOWEST.get(key, 0), LONG_MAX // HOUR_MS
-            number = whole_number(text, low=low, high=high)
-            if number is None:
-                raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
-            taken[field.name] = number
-        else:
-            taken[field.name] = text.strip()
-    settings = TieredSettings(**taken)
+    settings = TieredSettings(**typed_values(KEYS, values, _LOWEST, LONG_MAX // HOUR_MS))
     settings.check()
     return settings

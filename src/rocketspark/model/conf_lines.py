@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from rocketspark.errors import ConfigError
+from rocketspark.model.text import shown, whole_number
 
 # Twice as much as all settings of RocketMQ's together.
 REQUEST_LENGTH_MAX = 64 << 10
@@ -59,3 +63,30 @@ def replace_values(text: str, values: dict[str, str], key_of: Callable[[str], st
         lines.append(line)
     lines += [f"{key}={value}" for key, value in left.items()]
     return "\n".join(lines) + "\n"
+
+
+def typed_values(
+    fields: Mapping[str, msgspec.structs.FieldInfo], values: Mapping[str, str], lowest: Mapping[str, int], high: int
+) -> dict[str, Any]:
+    """Return the values of a struct's fields by name, of texts by key; keys without a field are left out.
+
+    Whole numbers are from `lowest` of their key, else 0, to `high`. Raises ConfigError naming the key that is wrong.
+    """
+    taken: dict[str, Any] = {}
+    for key, text in values.items():
+        field = fields.get(key)
+        if field is None:
+            continue
+        if field.type is bool:
+            if text.lower() not in ("true", "false"):
+                raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
+            taken[field.name] = text.lower() == "true"
+        elif field.type is int:
+            low = lowest.get(key, 0)
+            number = whole_number(text, low=low, high=high)
+            if number is None:
+                raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
+            taken[field.name] = number
+        else:
+            taken[field.name] = text.strip()
+    return taken

@@ -11,6 +11,7 @@ import msgspec
 
 from rocketspark.access.tables import SUPER, User, user_status_of
 from rocketspark.errors import ConfigError
+from rocketspark.model.conf_lines import typed_values
 from rocketspark.model.text import INT_MAX, shown, whole_number
 
 _PREFIX = "org.apache.rocketmq.auth."
@@ -127,21 +128,7 @@ def is_key(key: str) -> bool:
 
 def from_values(values: dict[str, str]) -> AccessSettings:
     """Return the settings of a broker.conf. Raises ConfigError naming the key that is wrong."""
-    taken: dict[str, Any] = {}
-    for key, text in values.items():
-        field = KEYS[key]
-        if field.type is bool:
-            if text.lower() not in ("true", "false"):
-                raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-            taken[field.name] = text.lower() == "true"
-        elif field.type is int:
-            number = whole_number(text, low=0, high=INT_MAX)
-            if number is None:
-                raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from 0 to {INT_MAX}")
-            taken[field.name] = number
-        else:
-            taken[field.name] = text.strip()
-    settings = AccessSettings(**taken)
+    settings = AccessSettings(**typed_values(KEYS, values, {}, INT_MAX))
     settings.check()
     return settings
 
