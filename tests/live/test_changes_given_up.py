@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,11 @@ pytestmark = pytest.mark.shows(
 )
 
 
-def given_up(port: int, *, flag: int = 0, half: bool = False) -> socket.socket:
-    """Ask for the topic's deletion and end the connection, or this half of it, before the broker can read."""
+def given_up(port: int, *, flag: int = 0, half: bool = False, reset: bool = False) -> socket.socket:
+    """Ask for the topic's deletion and end the connection, or half of it, or by a reset, before the broker can read."""
     asker = socket.create_connection(("127.0.0.1", port))
+    if reset:
+        asker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     asker.sendall(encode(Frame(code=RequestCode.DELETE_TOPIC_IN_BROKER, flag=flag, ext={"topic": TOPIC})))
     asker.shutdown(socket.SHUT_WR)
     if not half:
@@ -59,6 +63,45 @@ def test_a_deletion_is_carried_out_for_who_still_waits_or_never_did(
             # Nobody waits for the answer of a one-way request, so its sender gave nothing up.
             given_up(port, flag=ONEWAY_FLAG)
             await until(lambda: TOPIC not in server._topics.table)
+
+    run(main())
+
+
+def test_what_becomes_of_a_change_is_told_once_though_its_connection_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        caplog.set_level(logging.WARNING)
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            is_begun, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def fails() -> None:
+                is_begun.set()
+                await goes_on.wait()
+                raise OSError("no such disk")
+
+            for _ in range(8):
+                given_up(int(server.address.rpartition(":")[2]), reset=True)
+            refused = "was not carried out: its connection had ended"
+            await until(lambda: caplog.text.count(refused) == 8)
+            monkeypatch.setattr(server._topics.unsaved, "saved", fails)
+            async with connected(server.address) as asker:
+                asked = asyncio.ensure_future(
+                    asker.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))
+                )
+                await is_begun.wait()
+                (at_work,) = (one for one in server._server.peers if one._tasks)
+                at_work.abort()
+                with pytest.raises(ConnectionLost):
+                    await asked
+            await at_work.wait_closed()
+            goes_on.set()
+            await until(lambda: "OSError: no such disk" in caplog.text)
+            gc.collect()
+            assert [one.getMessage().splitlines()[0] for one in caplog.records if one.levelno >= logging.ERROR] == [
+                f"request {RequestCode.DELETE_TOPIC_IN_BROKER} of {at_work.address} failed"
+            ]
 
     run(main())
 

@@ -217,9 +217,9 @@ class ConnectedClients:
             return await peer.request(code, header, body, timeout_ms=timeout_ms)
         finally:
             self._asked_bytes -= size
-            self._asked[peer] -= size
-            if not self._asked[peer]:
-                del self._asked[peer]
+            left = self._asked.pop(peer, 0) - size
+            if left:
+                self._asked[peer] = left
 
     def producer_named(self, client_id: str) -> ConnectedClient | None:
         """Return the producer that gets the replies for a client id: one of the user who came first with that id.

@@ -61,6 +61,22 @@ def test_who_does_not_answer_is_asked_no_more_and_who_does_not_read_nothing(monk
     asyncio.run(main())
 
 
+def test_a_client_may_be_asked_twice_at_once_without_a_body() -> None:
+    async def main() -> None:
+        clients = ConnectedClients(lambda group: None)
+        asked = Asked()
+        tasks = [
+            asyncio.ensure_future(clients.ask(client_of(asked), 221, None, b"", timeout_ms=1000)) for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        asked.answer.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [NotSent, NotSent]
+        assert clients._asked == {}
+
+    asyncio.run(main())
+
+
 def test_members_from_one_network_of_ipv6_are_bounded_as_those_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connected_clients, "HOST_WEIGHT_MAX", 2)
 

@@ -48,15 +48,33 @@ class Changes:
     def _kept(self, handler: Handler) -> Handler:
         def serve(peer: Peer, request: Request[Any], body: bytes) -> Answer:
             answer = handler(peer, request, body)
-            return answer if answer is None or isinstance(answer, bytes | Parts) else self._carried_out(answer)
+            return (
+                answer
+                if answer is None or isinstance(answer, bytes | Parts)
+                else self._carried_out(peer, request, answer)
+            )
 
         return serve
 
-    async def _carried_out(self, answer: Coroutine[Any, Any, bytes | Parts | None]) -> bytes | Parts | None:
+    async def _carried_out(
+        self, peer: Peer, request: Request[Any], answer: Coroutine[Any, Any, bytes | Parts | None]
+    ) -> bytes | Parts | None:
+        def log_failure(change: asyncio.Future[Any]) -> None:
+            try:
+                change.result()
+            except Exception as e:
+                peer.failure(request, e)
+            except asyncio.CancelledError:
+                return
+
         change = asyncio.ensure_future(answer)
         self._begun.add(change)
         change.add_done_callback(self._begun.discard)
-        return await asyncio.shield(change)
+        try:
+            return await asyncio.shield(change)
+        except asyncio.CancelledError:
+            change.add_done_callback(log_failure)
+            raise
 
 
 def refuse_given_up(routes: Routes, codes: Iterable[int]) -> None:
