@@ -82,7 +82,7 @@ from rocketspark.protocol.message.message_ids import pack_host
 from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
 from rocketspark.transport.dialing import number_of
-from rocketspark.transport.metrics.exporters import exporter_of
+from rocketspark.transport.metrics.exporters import MetricsOutlet
 from rocketspark.transport.metrics.settings import DISABLE, ExportSettings
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
@@ -90,8 +90,6 @@ from rocketspark.transport.server import Server
 
 if TYPE_CHECKING:
     from rocketspark.broker.operations.metrics import Metrics
-    from rocketspark.transport.metrics.export import Exporter
-    from rocketspark.transport.metrics.server import MetricsServer
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -126,8 +124,7 @@ class BrokerServer:
         self._repeated = RepeatedWork(self._saves)
         self._closing = False
         self._built = self._started = False
-        self.metrics: MetricsServer | None = None
-        self._exporter: Exporter | None = None
+        self.metrics: MetricsOutlet | None = None
         self._audit: Audit | None = None
         self._changes = Changes()
 
@@ -431,18 +428,9 @@ class BrokerServer:
         s = self.settings
         # Master and slaves have one name.
         process = {"service.name": "rocketspark-broker", "service.instance.id": self.address}
-        self._exporter = exporter_of(ExportSettings.of(s), metrics.collect, process, s.tls.client(True))
-        if self._exporter is not None:
-            self._exporter.start()
-            return
-        try:
-            from rocketspark.transport.metrics.server import MetricsServer
-        except ImportError as e:
-            raise ConfigError(
-                "metricsExporterType=PROM needs prometheus-client: pip install 'rocketspark[metrics]'"
-            ) from e
-        self.metrics = MetricsServer(metrics.collect)
-        await self.metrics.start(s.metrics_host, s.metrics_port)
+        self.metrics = MetricsOutlet(metrics.collect)
+        if not self.metrics.send(ExportSettings.of(s), process, s.tls.client(True)):
+            await self.metrics.serve(s.metrics_host, s.metrics_port)
 
     def _live_settings(self, put_message: PutMessage) -> LiveSettings:
         """Connect the settings that may change with the parts that use them."""
@@ -535,8 +523,6 @@ class BrokerServer:
         self._changes.close()
         if self.metrics is not None:
             await self.metrics.close()
-        if self._exporter is not None:
-            await self._exporter.close()
         await self._end_unsaid()
         await self._end_audit()
         self.store.abandon()
@@ -570,8 +556,6 @@ class BrokerServer:
         self._stop_timers()
         if self.metrics is not None:
             await self.metrics.close()
-        if self._exporter is not None:
-            await self._exporter.close()
         if self._started:
             await self._file_cleaning.stop()
             await self.replication.stop()

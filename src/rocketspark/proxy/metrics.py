@@ -8,24 +8,18 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rocketspark import machine
-from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
 from rocketspark.proxy.call import CANCELLED, CallTimes
 from rocketspark.proxy.clients import Clients
 from rocketspark.proxy.service import Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.enumerations import ClientType, Code
-from rocketspark.transport.metrics.exporters import exporter_of
+from rocketspark.transport.metrics.exporters import MetricsOutlet
 from rocketspark.transport.metrics.families import GAUGE, HISTOGRAM, Collected, Family, Row, histograms
 from rocketspark.transport.metrics.settings import ExportSettings
 from rocketspark.transport.tls.client_tls import ClientTls
-
-if TYPE_CHECKING:
-    from rocketspark.transport.metrics.export import Exporter
-    from rocketspark.transport.metrics.server import MetricsServer
 
 # What clients that exist say they are written in; another is "other".
 LANGUAGES = frozenset(
@@ -50,10 +44,9 @@ class Metrics:
         tls: ClientTls | None = None,
     ) -> None:
         self._tls = tls
-        self._exporter: Exporter | None = None
         self._settings, self._times = settings, times
         self._clients, self._service, self._renewed = clients, service, renewed
-        self._server: MetricsServer | None = None
+        self._outlet = MetricsOutlet(self.collect)
         self._own = ExportSettings.of(settings).labels() | {
             "cluster": shown(settings.cluster_name),
             "node_type": "proxy",
@@ -64,7 +57,7 @@ class Metrics:
     @property
     def port(self) -> int:
         """The port that metrics are served on; 0 before the start, and where they are sent."""
-        return self._server.port if self._server is not None else 0
+        return self._outlet.port
 
     @property
     def address(self) -> str:
@@ -76,12 +69,7 @@ class Metrics:
         s = self._settings
         if s.metrics_port is None:
             return
-        try:
-            from rocketspark.transport.metrics.server import MetricsServer
-        except ImportError as e:
-            raise ConfigError("metrics need prometheus-client: pip install 'rocketspark[metrics]'") from e
-        self._server = MetricsServer(self.collect)
-        await self._server.start(s.metrics_host, s.metrics_port, "the metrics' port")
+        await self._outlet.serve(s.metrics_host, s.metrics_port, "the metrics' port")
 
     def send(self, address: str) -> None:
         """Send metrics from now on, where the settings say so. `address`: the proxy's own. Raises ConfigError."""
@@ -89,16 +77,11 @@ class Metrics:
         # Several processes may share a port.
         name = f"{address}-{machine.getpid()}" if s.share_port else address
         process = {"service.name": "rocketspark-proxy", "service.instance.id": name}
-        self._exporter = exporter_of(ExportSettings.of(s), self.collect, process, self._tls)
-        if self._exporter is not None:
-            self._exporter.start()
+        self._outlet.send(ExportSettings.of(s), process, self._tls)
 
     async def close(self) -> None:
         """Stop serving metrics, or send the last ones."""
-        if self._server is not None:
-            await self._server.close()
-        if self._exporter is not None:
-            await self._exporter.close()
+        await self._outlet.close()
 
     def collect(self) -> Collected:
         """Return all metrics; to be called in the proxy's loop."""
