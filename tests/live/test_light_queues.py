@@ -88,6 +88,12 @@ def test_lists_that_no_broker_could_keep_are_refused(
     assert f"code {int(code)}" in str(refused.value)
 
 
+def test_a_batch_makes_no_more_light_queues_than_a_broker_may_have(cluster: Cluster) -> None:
+    batch = [Message("refused", b"x", properties={NAMES: f"%LMQ%of-a-batch-{n}"}) for n in range(9)]
+    with Producer(cluster.namesrv, retries=0) as producer, pytest.raises(SendFailed, match="maxLmqConsumeQueueNum"):
+        producer.send_batch(batch)
+
+
 def test_a_light_queue_is_no_topic_to_send_to_or_create(cluster: Cluster) -> None:
     with (
         Producer(cluster.namesrv, retries=0) as producer,

@@ -45,7 +45,7 @@ def topic_and_group(key: str) -> tuple[str, str]:
     topic, mark, group = key.rpartition(f"@{NAME_PREFIX}")
     if mark:
         return topic, NAME_PREFIX + group
-    topic, mark, group = key.rpartition("@") if key.startswith(NAME_PREFIX) else key.partition("@")
+    topic, mark, group = key.rpartition("@")
     return (topic, group) if mark else (key, "")
 
 

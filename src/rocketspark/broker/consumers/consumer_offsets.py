@@ -21,6 +21,7 @@ from rocketspark.errors import StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import DataVersion, OffsetTable, ReadersTable
+from rocketspark.protocol.light_queues import topic_and_group
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
@@ -61,14 +62,15 @@ def is_of_before(store: Store, group: str, topic: str, queue_id: int, offset: in
     return offset > store.stored_range(topic, queue_id)[1]
 
 
-# A row's key is "topic@group"; names of light queues, and of their groups, alone may hold an @.
+# A row's key is "topic@group".
 def _topics_of(group: str, keys: Iterable[str]) -> list[str]:
-    return [key[: -len(group) - 1] for key in keys if key.endswith(f"@{group}")]
+    ends = [key for key in keys if key.endswith(f"@{group}")]
+    return [topic for topic, found in map(topic_and_group, ends) if found == group]
 
 
 def _groups_of(topic: str, keys: Iterable[str]) -> list[str]:
-    groups = (key[len(topic) + 1 :] for key in keys if key.startswith(f"{topic}@"))
-    return [group for group in groups if "@" not in group or group.startswith(topic_names.LIGHT_PREFIX)]
+    begins = [key for key in keys if key.startswith(f"{topic}@")]
+    return [group for found, group in map(topic_and_group, begins) if found == topic]
 
 
 class ConsumerOffsets:
@@ -157,7 +159,7 @@ class ConsumerOffsets:
         """Return `topics_of` for all groups, in one pass."""
         found: dict[str, list[str]] = {}
         for key in self.table:
-            topic, _, group = key.rpartition("@")
+            topic, group = topic_and_group(key)
             found.setdefault(group, []).append(topic)
         return found
 
@@ -318,8 +320,8 @@ class ConsumerOffsets:
         """Forget all offsets in light queues that are removed, in one pass; their readers go on at the first message
         of a new one.
         """
-        for key in [key for key in self.table if key.rpartition("@")[0] in topics]:
-            topic, _, group = key.rpartition("@")
+        for key in [key for key in self.table if topic_and_group(key)[0] in topics]:
+            topic, group = topic_and_group(key)
             self.anew.add((group, topic, queue_id) for queue_id in self.table.pop(key))
             self.changes += 1
 
@@ -348,7 +350,7 @@ class ConsumerOffsets:
         """
         lowered = []
         for key, queues in list(self.table.items()):
-            topic, _, group = key.rpartition("@")
+            topic, group = topic_and_group(key)
             if has_topic is not None and not has_topic(topic):
                 self.anew.add((group, topic, queue_id) for queue_id in queues)
                 del self.table[key]
@@ -393,7 +395,7 @@ def _around(
 ) -> Iterator[bytes]:
     topics: dict[str, list[str]] = {}
     for key in keys:
-        topic, _, group = key.rpartition("@")
+        topic, group = topic_and_group(key)
         topics.setdefault(group, []).append(topic)
     mark = b',"offsetTable":{'
     head, _, rest = next(snapshot).partition(mark)

@@ -12,6 +12,7 @@ import msgspec
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.broker.storage.table_saving import UnsavedChanges, all_but_last, pieces
 from rocketspark.protocol.json.bodies import ReadersTable
+from rocketspark.protocol.light_queues import topic_and_group
 
 FILE_NAME = "readersAnew.json"
 # Readers that are remembered, each queue of a group as one; beyond, the oldest are forgotten.
@@ -156,7 +157,7 @@ class ReadersAnew:
 
 def _readers(table: Mapping[str, Iterable[int]]) -> Iterator[Reader]:
     for key, queue_ids in table.items():
-        topic, _, group = key.rpartition("@")
+        topic, group = topic_and_group(key)
         for queue_id in queue_ids:
             yield group, topic, queue_id
 

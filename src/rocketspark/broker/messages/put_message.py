@@ -210,7 +210,7 @@ class PutMessage:
         else:
             stored = self.marked(stored, pairs, marks)
         if DISPATCH in pairs and not again:
-            rules.check_light(self.topic_bytes(topic), pairs[DISPATCH])
+            rules.check_light(self.topic_bytes(topic), (pairs[DISPATCH],))
         tags = pairs.get(b"TAGS")
         now_ms = int(machine.time() * 1000)
         real_topic = topic
@@ -368,7 +368,7 @@ class PutMessage:
         that cannot be.
         """
         if DISPATCH in pairs:
-            self.rules.check_light(topic.encode(), pairs[DISPATCH])
+            self.rules.check_light(topic.encode(), (pairs[DISPATCH],))
         if not _PARKING.isdisjoint(pairs):
             pairs = dict(pairs)
             if b"UNIQ_KEY" not in pairs:
@@ -516,6 +516,7 @@ class PutMessage:
         """Store the decoded messages of a batch. The broker adds no marks to them, as in RocketMQ."""
         now_ms = int(machine.time() * 1000)
         rows = []
+        light = list[bytes]()
         for item in items:
             if len(item.body) > self.rules.body_bytes_max or len(item.properties) > properties.BYTES_MAX:
                 raise illegal(
@@ -525,7 +526,7 @@ class PutMessage:
             pairs = pairs_of(item.properties)
             stored = self.rules.as_sent(item.properties, pairs, NOT_IN_BATCHES)
             if DISPATCH in pairs:
-                self.rules.check_light(self.topic_bytes(topic), pairs[DISPATCH])
+                light.append(pairs[DISPATCH])
             tags = pairs.get(b"TAGS")
             rows.append(
                 BatchMessage(
@@ -538,6 +539,7 @@ class PutMessage:
                     item.flag,
                 )
             )
+        self.rules.check_light(self.topic_bytes(topic), light)
         try:
             accepted = self._store.append_batch(
                 self.topic_bytes(topic), queue_id, rows, now_ms, sys_flag, born_time_ms, born_host

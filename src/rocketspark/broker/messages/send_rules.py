@@ -212,18 +212,21 @@ class SendRules:
                 raise illegal(f"queue {queue_id} of topic {topic} is of no topic, and too many are already")
             self._stray.add((topic, queue_id))
 
-    def check_light(self, topic: bytes, value: bytes) -> None:
-        """Look at the light queues that a message names, in its property INNER_MULTI_DISPATCH.
+    def check_light(self, topic: bytes, values: Iterable[bytes]) -> None:
+        """Look at the light queues that a message, or those of a batch, name.
 
+        `values`: the property INNER_MULTI_DISPATCH of each.
         Raises ServerError 13 for a name that none may have, 2017 if the broker may make no more of them.
         """
         most = self._settings.light_queues_max
         if not most or not light_queues.takes_part(topic):
             return
-        names, queues = light_queues.names_in(value), self._consume_queues
-        if len(names) > light_queues.NAMES_MAX:
-            raise illegal(f"it names {len(names)} light queues, at most {light_queues.NAMES_MAX} are taken")
-        for name in names:
+        found, queues = dict[bytes, None](), self._consume_queues
+        for names in map(light_queues.names_in, values):
+            if len(names) > light_queues.NAMES_MAX:
+                raise illegal(f"it names {len(names)} light queues, at most {light_queues.NAMES_MAX} are taken")
+            found |= dict.fromkeys(names)
+        for name in found:
             text = shown(name.decode("utf-8", "replace"))
             if not light_queues.is_light(name):
                 raise illegal(f"names of light queues begin with {topic_names.LIGHT_PREFIX}, {text!r} does not")
@@ -231,7 +234,7 @@ class SendRules:
                 raise illegal(
                     f"no folder can have the name of the light queue {text!r}: leave out slashes, or shorten it"
                 )
-        new = {name for name in names if queues.find(name.decode(), light_queues.QUEUE_ID) is None}
+        new = {name for name in found if queues.find(name.decode(), light_queues.QUEUE_ID) is None}
         if new and queues.light_count + len(new) > most:
             raise ServerError(
                 ResponseCode.LMQ_QUOTA_EXCEEDED,

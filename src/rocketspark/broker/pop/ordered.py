@@ -17,6 +17,7 @@ from rocketspark.model.text import INT_MAX, LONG_MAX
 from rocketspark.protocol import pop_answers
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import Body
+from rocketspark.protocol.light_queues import topic_and_group
 
 FILE_NAME = "consumerOrderInfo.json"
 # An entry is forgotten so long after the last pop.
@@ -258,7 +259,7 @@ class OrderedPops:
         after the pop, it is another message.
         """
         for key, queues in self.table.items():
-            topic = key.rpartition("@")[0]
+            topic = topic_and_group(key)[0]
             for queue_id, batch in list(queues.items()):
                 last = max(batch.offsets(), default=-1)
                 if last >= end(topic, queue_id) or stored_ms(topic, queue_id, last) > batch.pop_time_ms:
@@ -271,11 +272,11 @@ class OrderedPops:
 
     def delete_topics(self, topics: Container[str]) -> None:
         """Forget the batches of several topics, in one pass."""
-        self._delete(key for key in self.table if key.rpartition("@")[0] in topics)
+        self._delete(key for key in self.table if topic_and_group(key)[0] in topics)
 
     def delete_group(self, group: str) -> None:
         """Forget the batches of a group."""
-        self._delete(key for key in self.table if key.rpartition("@")[2] == group)
+        self._delete(key for key in self.table if topic_and_group(key)[1] == group)
 
     def _delete(self, keys: Iterator[str]) -> None:
         for key in list(keys):
@@ -288,7 +289,7 @@ class OrderedPops:
         `read_queues`: returns how many read queues a topic has, 0 if it does not exist.
         """
         for key, queues in list(self.table.items()):
-            topic, _, group = key.rpartition("@")
+            topic, group = topic_and_group(key)
             count = read_queues(topic) if has_group(group) else 0
             for queue_id, batch in list(queues.items()):
                 if queue_id >= count or now_ms - batch.consumed_ms > KEPT_MS:
@@ -301,7 +302,7 @@ class OrderedPops:
     def blocked(self) -> Iterator[tuple[str, str, int]]:
         """Yield topic, group and queue id of every last batch."""
         for key, queues in self.table.items():
-            topic, _, group = key.rpartition("@")
+            topic, group = topic_and_group(key)
             for queue_id in queues:
                 yield topic, group, queue_id
 

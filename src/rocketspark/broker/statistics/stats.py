@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rocketspark.broker import topic_names
 from rocketspark.broker.statistics.histograms import SIZE_BOUNDS
 from rocketspark.model.histogram import Histogram
+from rocketspark.protocol.light_queues import topic_and_group
 
 TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
 TOPIC_PUT_SIZE = "TOPIC_PUT_SIZE"
@@ -440,8 +441,9 @@ def _topic_of(name: str, key: str) -> str | None:
     """Return the topic in a counter's key; None for one of the whole broker."""
     if name.startswith("BROKER_"):
         return None
-    parts = key.split("@")
-    return parts[1] if name == GROUP_GET_LATENCY else parts[0]
+    if name.startswith("TOPIC_"):
+        return key
+    return topic_and_group(key.partition("@")[2] if name == GROUP_GET_LATENCY else key)[0]
 
 
 def _day_of(now_ms: int) -> int:
