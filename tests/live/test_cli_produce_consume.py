@@ -66,6 +66,15 @@ def one_queue(shell: Shell, topic: str, count: int) -> None:
             producer.send(topic, b"%d" % n, queue=MessageQueue(topic, "broker-a", 0))
 
 
+@pytest.mark.shows("command line: produce from stdin or a file")
+def test_without_a_line_and_without_a_server_produce_fails(shell: Shell) -> None:
+    assert json.loads(shell("produce", "empty", "--json"))["sent"] == 0
+    # The port of nobody.
+    done = forked().run("produce", "empty", "--namesrv", "127.0.0.1:1", stdin=b"", timeout_s=TIMEOUT_S)
+    assert done.returncode == 1
+    assert b"error: no NameServer answers (127.0.0.1:1)" in done.stderr
+
+
 @pytest.mark.shows("command line: `consume --json | produce --jsonl` gives the same messages")
 def test_what_consume_prints_as_json_produce_sends_again(shell: Shell) -> None:
     with Producer(shell.cluster.namesrv, "g") as producer:

@@ -483,6 +483,9 @@ def test_a_query(
     assert ask("SELECT 1 AS x, 2 AS x, 3 AS x_1") == [{"x": 1, "x_1_1": 2, "x_1": 3}]
     stores = ("--store", f"{cluster.store}/broker-a", "--store", f"{cluster.store}/broker-b")
     assert ask('SELECT max(value.id) AS m FROM "orders-1"', *stores, "-o", "decode=json") == [{"m": 118}]
+    decoded.clear()
+    described = {row["column_name"]: row["column_type"] for row in ask('DESCRIBE "orders-1"')}
+    assert (len(described), described["body"], decoded) == (18, "BLOB", [])
     table = run(capsys, "query", 'SELECT tag, count(*) AS n FROM "orders-1" GROUP BY tag ORDER BY n DESC', *at)
     assert table.split()[:2] == ["tag", "n"]
     with monkeypatch.context() as patched:
@@ -497,6 +500,7 @@ def test_a_query(
         ("SELEC 1", "Parser Error"),
         ('SELECT nope FROM "orders-1"', 'column "nope" not found'),
         ("SELECT 1; SELECT 2", "one statement is needed"),
+        ('EXPLAIN FROM "orders-1"', "EXPLAIN is not taken"),
         ('SELECT * FROM "orders-1", "Orders-1"', "which are one table in SQL"),
         ("SELECT * FROM nope", "no topic 'nope'"),
     ):

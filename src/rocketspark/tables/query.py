@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What stands in FROM and is none of these is a file, or a function's.
 _NO_TOPIC = frozenset("./\\:*? ")
 _ROWS = 16_384
+_DESCRIBES = re.compile(r"\b(describe|show)\b", re.IGNORECASE)
 
 
 def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
@@ -39,13 +40,19 @@ def query(sql: str, given: Mapping[str, Any]) -> pa.RecordBatchReader:
     # A name that is no topic is a mistake, and none of this program's variables.
     database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     with _in_one_line(duckdb):
-        if len(database.extract_statements(sql)) != 1:
+        statements = database.extract_statements(sql)
+        if len(statements) != 1:
             raise UsageError("the query: one statement is needed, such as SELECT count(*) FROM topic")
+        if statements[0].type == duckdb.StatementType.EXPLAIN:
+            raise UsageError("the query: EXPLAIN is not taken, as no plan tells what brokers send: leave it out")
         topics, plan = _planned(database, sql, given)
     wanted, scans = _scanned(plan, sql, topics)
     once = _each_once(sql, topics, scans)
+    only_described = not scans and _DESCRIBES.search(sql) is not None
     failed: list[RocketSparkError] = []
     for name, (options, columns) in topics.items():
+        if only_described:
+            continue  # What stands for it in the plan has all its columns.
         columns = columns_of([one for one in columns.schema.names if one in wanted] or ["queueOffset"], options)
         reader = opened(options, columns)
         # A reader gives its rows once.

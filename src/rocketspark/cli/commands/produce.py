@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
@@ -20,7 +20,7 @@ import typer
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import lines, parts, unescaped
-from rocketspark.errors import MessageIllegal, RocketSparkError, UsageError
+from rocketspark.errors import MessageIllegal, NotSent, RocketSparkError, UsageError
 from rocketspark.model.text import shown, whole_number
 
 if TYPE_CHECKING:
@@ -129,8 +129,13 @@ def produce(
         Stop() as stop,
     ):
         # While a route is asked for, later messages may overtake those that wait for it; a new topic has none yet.
-        with suppress(RocketSparkError):
+        absent: NotSent | None = None
+        try:
             producer.queues(topic)
+        except NotSent as e:
+            absent = e
+        except RocketSparkError:
+            pass
         sending = Sender(producer, None if queue is None else queue_of(queue, producer.queues(topic)))
         try:
             with _progress(given.file) as advance:
@@ -141,8 +146,9 @@ def produce(
         finally:
             sending.finish()
             _report(sending, topic, json)
-    if sending.error is not None:
-        raise sending.error
+    # Without a message nothing else tells that there is no server.
+    if (error := sending.error or (None if sending.sent else absent)) is not None:
+        raise error
     if stop.asked:
         raise KeyboardInterrupt
 
