@@ -30,6 +30,7 @@ PARTS = {
     "connections": "1,000 connections that send and pull, beside the Java broker",
     "hostile": "a client that sends and pulls beside attackers, 200 attacks a second of 11 kinds",
     "queues": "10,000 queues: creation, sends, disk, memory, restart",
+    "lite": "100,000 lite topics: the first message of each, sends, memory, files, restart, beside the Java broker",
     "backlog": "10 M messages: written, then pulled at the start, in the middle, at the end, beside a fresh broker",
     "console": "the console's pages on 1,000 topics and 10,000 queues, and sends with it open and closed",
     "route": "route queries to the NameServer, beside the Java NameServer",

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import raw_send
 from bench.load import Load, Stream, pump
 from bench.measure import compare
-from bench.peers import Servers, both, end_rows, memory_kib, ours
+from bench.peers import Config, Servers, both, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, progress, show, values_row
 from rocketspark.client.connection import admin_api
@@ -126,13 +126,13 @@ def _beside(many: Row, few: Row) -> list[tuple[float, float | None]]:
     return [(many.ours / few.ours, java)]
 
 
-def restarts(store: Path) -> list[Row]:
+def restarts(store: Path, config: Config | None = None) -> list[Row]:
     """Seconds until ready on the same store: after a clean stop, and after a kill."""
     progress("restart")
-    with ours(store=store) as servers:
+    with ours(store=store, config=config) as servers:
         clean_s = servers.ready_s
         servers.kill()
-    with ours(store=store) as servers:
+    with ours(store=store, config=config) as servers:
         killed_s = servers.ready_s
         resident = memory_kib(servers.pid)["RssAnon"] / 1024
     return [

@@ -35,8 +35,11 @@ def frame(
     *,
     batched: bool = False,
     key: tuple[str, str] | None = None,
+    properties: str = "",
 ) -> bytes:
-    """One request as the Java client writes it; `key`: access key and secret to sign it with."""
+    """One request as the Java client writes it; `key`: access key and secret to sign it with; `properties`: more of
+    them, as they are sent.
+    """
     header = SendHeader(
         producer_group="bench",
         topic=topic,
@@ -44,7 +47,7 @@ def frame(
         sys_flag=0,
         born_time_ms=int(time.time() * 1000),
         flag=0,
-        properties=f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02TAGS\x01TagA\x02",
+        properties=f"UNIQ_KEY\x01{unique_id}\x02WAIT\x01true\x02TAGS\x01TagA\x02{properties}",
         batch=batched,
         broker_name="broker-a",
     )
