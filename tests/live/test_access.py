@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,11 @@ async def started(root: Path, **more: str) -> AsyncIterator[BrokerServer]:
         await server.close()
 
 
-async def user(admin: Peer, name: str, *rules: tuple[str, list[str]]) -> None:
-    """Create a user whose secret is known to `frame`, and what he may do."""
+async def user(admin: Peer, name: str, *rules: tuple[str, list[str]], but: Sequence[str] = ()) -> None:
+    """Create a user whose secret is known to `frame`, and what he may do; `but`: what he is denied."""
     await admin_api.create_user(admin, UserInfo(username=name, password=f"secret-of-{name}"))
     entries = [PolicyEntryInfo(resource=resource, actions=actions, decision="Allow") for resource, actions in rules]
+    entries += [PolicyEntryInfo(resource=resource, actions=["All"], decision="Deny") for resource in but]
     if entries:
         policies = [PolicyInfo(policy_type="Custom", entries=entries)]
         await admin_api.create_acl(admin, AclInfo(subject=f"User:{name}", policies=policies))

@@ -13,7 +13,7 @@ from rocketspark.access.authorization import KEPT_CHARACTERS_MAX, Authorization
 from rocketspark.access.request_contexts import Context
 from rocketspark.broker.server import BrokerServer
 from rocketspark.protocol.headers import SendReply, to_ext
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import batch, record
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.transport.peer import Peer
 
@@ -156,6 +156,38 @@ def test_topics_where_messages_of_others_wait_need_the_cluster(tmp_path: Path) -
             assert 16 not in {r.answer for r in found}
             (figures,) = await play(server.address, [row("alice", 202, {"topic": waiting[0]})])
             assert figures.answer != 16
+
+    run(main())
+
+
+LITE, LIGHT_ON = "%LMQ%$secret$x", {"enableLmq": "true", "enableMultiDispatch": "true"}
+
+
+def test_a_lite_topic_is_sent_to_and_read_with_the_right_on_its_topic(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(tmp_path, **LIGHT_ON) as server, as_admin(server.address) as admin:
+            await user(admin, "alice", ("Topic:mine", ["Pub"]))
+            await user(admin, "carol", ("Topic:*", ["All"]), ("Group:g", ["All"]), but=["Topic:secret"])
+            await user(admin, "dave", ("Topic:secret", ["Sub"]), ("Group:g", ["Sub"]))
+            await stored(admin, server, "secret", i=f"INNER_MULTI_DISPATCH\x01{LITE}\x02")
+            assert server.store.queue_range(LITE, 0) == (0, 1)
+            forged = f"INNER_MULTI_DISPATCH\x01%LMQ%$mine$x,{LITE}\x02"
+            item = batch.encode_item(0, b"x", forged.encode()).decode()
+            sends = [
+                (310, {"i": forged}, "x"),
+                (320, {"m": "true"}, item),
+                (310, {"i": f"{forged}DELAY\x011\x02"}, "x"),
+            ]
+            asked = [row("alice", code, to_ext(send_header("mine")) | more, body) for code, more, body in sends]
+            assert [r.answer for r in await play(server.address, asked)] == [13, 13, 13]
+            assert server.store.queue_range(LITE, 0) == (0, 1)
+            place = {"topic": LITE, "consumerGroup": "g", "queueId": "0", "commitOffset": "0", "timestamp": "0"}
+            reads = [(code, PULL | place) for code in (11, 361, 14, 15, 29, 30, 31)]
+            found = await play(server.address, [row("carol", code, ext) for code, ext in reads])
+            text = "User:carol has no permission to access Topic:secret from 127.0.0.1, the decision is deny."
+            assert [(r.answer, r.remark) for r in found] == [(16, text)] * len(reads)
+            (own,) = await play(server.address, [row("dave", *reads[0])])
+            assert own.answer == 0
 
     run(main())
 

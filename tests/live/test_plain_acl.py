@@ -126,6 +126,7 @@ def test_what_1_0_forgets_needs_what_the_same_needs_elsewhere(tmp_path: Path) ->
             (310, send("%RETRY%deniedGroup", "subGroup"), None, group),
             (10, {"topic": "%RETRY%deniedGroup+both", "group": "subGroup"}, None, group),
             (11, rows.pull("%RETRY%deniedGroup+both", "subGroup"), None, group),
+            (14, consumes | {"topic": "%LMQ%$denied$x"}, None, topic),
         ]
         for name in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC"):
             asks += [(11, rows.pull(name, "subGroup"), None, ADMIN % 11), (310, send(name), None, ADMIN % 310)]

@@ -25,6 +25,7 @@ from rocketspark.access.policies import (
     is_retry_topic,
 )
 from rocketspark.model.namespace import RETRY_PREFIX
+from rocketspark.protocol import lite_topics
 from rocketspark.protocol.codes import RequestCode as Code
 from rocketspark.protocol.json import bodies, java_json, pop_records
 from rocketspark.protocol.json.group_bodies import GroupNames
@@ -83,6 +84,12 @@ def _group(name: str, *actions: str) -> Context:
 def topic_context(name: str, *actions: str) -> Context:
     """Return what an action on a topic needs; for a group's retry topic it is the right on the group."""
     return _group(name, *actions) if is_retry_topic(name) else Context(TOPIC, name, actions)
+
+
+def of_parent(context: Context) -> Context:
+    """Return the right on the parent topic for one on the light queue of a lite topic; any other as it is."""
+    lite = lite_topics.of_queue(context.name) if context.kind == TOPIC else None
+    return context if lite is None else context._replace(name=lite.parent)
 
 
 def _read(topic: str, *actions: str) -> Context:
@@ -451,7 +458,7 @@ def contexts_of(code: int, ext: Ext, body: bytes, *, complete: bool = True) -> l
     Raises NotReadable, or ProtocolError for a body that cannot be read.
     """
     if complete:
-        found = list(_COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body))
+        found = [of_parent(context) for context in _COMPLETE.get(code, _CHANGE_CLUSTER)(ext, body)]
         parked = {c for c in found if _is_parked(c.name) and (PUB in c.actions or SUB in c.actions)}
         return [*found, *(context for each in parked for context in of_others(each))] if parked else found
     if not ext:

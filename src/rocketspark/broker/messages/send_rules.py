@@ -216,7 +216,8 @@ class SendRules:
         """Look at the light queues that a message, or those of a batch, name.
 
         `values`: the property INNER_MULTI_DISPATCH of each.
-        Raises ServerError 13 for a name that none may have, 2017 if the broker may make no more of them.
+        Raises ServerError 13 for a name that none may have and for a lite topic of another topic, 2017 if the broker
+        may make no more of them.
         """
         most = self._settings.light_queues_max
         if not most or not light_queues.takes_part(topic):
@@ -230,6 +231,10 @@ class SendRules:
             text = shown(name.decode("utf-8", "replace"))
             if not light_queues.is_light(name):
                 raise illegal(f"names of light queues begin with {topic_names.LIGHT_PREFIX}, {text!r} does not")
+            lite = lite_topics.of_queue(name.decode())
+            if lite is not None and lite.parent.encode() != topic:
+                # The right to send is asked for this topic alone.
+                raise illegal(f"{text!r} is a lite topic of {shown(lite.parent)}: send to that topic")
             if not queues.can_have(name):
                 raise illegal(
                     f"no folder can have the name of the light queue {text!r}: leave out slashes, or shorten it"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rocketspark.access.policies import CLUSTER, GROUP, UPDATE
 from rocketspark.access.policies import PUB as MAY_PUBLISH
 from rocketspark.access.policies import SUB as MAY_SUBSCRIBE
-from rocketspark.access.request_contexts import Context, contexts_of, of_others, topic_context
+from rocketspark.access.request_contexts import Context, contexts_of, of_others, of_parent, topic_context
 from rocketspark.broker.access.plain_acl.rules import PUB, RETRY_PREFIX, SUB, in_java_order, retry_resource
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import heartbeat
@@ -103,8 +103,8 @@ def _asked(code: int, ext: Mapping[str, str], body: bytes) -> list[Context]:
     if code not in _WHOLE:
         return contexts_of(code, ext, body)
     name = ext.get(_SENDS[RequestCode(code)][0] if code in _SENDS else "topic", "")
-    found = topic_context(name, MAY_PUBLISH if code in _SENDS else MAY_SUBSCRIBE)
-    return [found] if found.kind == GROUP or of_others(found) else []
+    found = of_parent(topic_context(name, MAY_PUBLISH if code in _SENDS else MAY_SUBSCRIBE))
+    return [found] if found.kind == GROUP or found.name != name or of_others(found) else []
 
 
 def _in_order(needed: dict[str, int]) -> dict[str, int]:
