@@ -1,0 +1,1 @@
+"""taskiq on RocketMQ with two workers."""
