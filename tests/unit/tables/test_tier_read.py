@@ -11,6 +11,7 @@ from tests.unit.store.tiered.test_java_tier import VECTOR
 
 from rocketspark import MessageQueue
 from rocketspark.errors import ConfigError
+from rocketspark.store.tiered.layout import UNIT
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.tables.read_table import read_table
 
@@ -57,3 +58,18 @@ def test_units_without_their_records_do_not_count(folder: Path) -> None:
     oldest.write_bytes(content)
     with pytest.raises(DataLost, match="messages 0 to 0 of queue 1"):
         read_table(topic="base", store=folder)
+
+
+@pytest.mark.shows("mended: a read of a second tier leaves out what lies beside a damaged unit, and says nothing")
+def test_a_damaged_unit_is_lost_alone_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    oldest, newest = sorted((folder / "base/0/CONSUME_QUEUE").iterdir(), key=lambda path: path.name[8:])
+    with newest.open("r+b") as file:
+        file.seek(5 * UNIT.size)
+        file.write(bytes(UNIT.size))
+    oldest.write_bytes(oldest.read_bytes()[: 12 * UNIT.size])
+    with pytest.raises(DataLost, match="messages 12 to 39 of queue 0"):
+        read_table(topic="base", store=folder)
+    table = read_table(topic="base", store=folder, columns=["queueId", "queueOffset"], fail_on_data_loss=False)
+    found = sorted(o for q, o in zip(*table.to_pydict().values(), strict=True) if q == 0)
+    assert found == [*range(12), *range(40, 45), *range(46, 60)]
+    assert [text for _, _, text in caplog.record_tuples if "messages 45 to 45 of queue 0" in text]

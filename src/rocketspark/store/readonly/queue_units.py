@@ -6,6 +6,7 @@ A queue has units in files up to an offset, and after them a tail of records kno
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ NO_TAIL = LogTail(np.zeros((0, 4), np.int64))
 
 
 class QueueUnitFiles(ReadOnlyFiles):
-    """The files of one consume queue. `is_torn`: some units before the end that `bounds` found are missing."""
+    """The files of one consume queue. `is_torn`: `bounds` found units behind some that are missing."""
 
     def __init__(self, folder: str, batch: bool) -> None:
         super().__init__((folder,))
@@ -92,11 +93,11 @@ class QueueUnitFiles(ReadOnlyFiles):
             good &= (units["base"] >= 0) & (units["count"] > 0)
         return good
 
-    def end_index(self, below: int) -> int:
+    def end_index(self, below: int, *, over_holes: bool = False) -> int:
         """Return the index after the last unit whose record begins before physical offset `below`; `_first` without
         any.
 
-        If units before it in its file are missing, the index of the first missing one is returned.
+        If units before it in its file are missing, the index of the first missing one is returned, unless `over_holes`.
         """
         width = self.width
         self.is_torn = False
@@ -108,9 +109,43 @@ class QueueUnitFiles(ReadOnlyFiles):
                 if not good[:count].all():
                     # A page that never reached the disk.
                     self.is_torn = True
-                    count = int(np.argmin(good))
+                    count = count if over_holes else int(np.argmin(good))
                 return first + count
         return self._first()
+
+    def known_from(self, index: int, end: int) -> int:
+        """Return the first of the units [index, end) that says where its record is, so is neither a gap nor missing;
+        `end` if none does.
+        """
+        while index < end:
+            units = self.units(index, min(_CHUNK_UNITS, end - index))
+            known = (units["size"] > 0) & (units["size"] != GAP_SIZE) & (units["position"] >= 0)
+            if known.any():
+                return index + int(np.argmax(known))
+            index = index + len(units) if len(units) else self.next_file(index, end)
+        return end
+
+    def _with_missing(self, index: int, end: int) -> int:
+        """Return the index of the first of the units before `index` that are missing, as they may be of messages that
+        are there; without any, that of the first from `index` on that is no gap.
+        """
+        at = index
+        while at > self._first() and self.known_from(at - 1, at) == at and not self._is_gap(at - 1):
+            at -= 1
+        while at < end and self._is_gap(at):
+            at += 1
+        return at
+
+    def _is_gap(self, index: int) -> bool:
+        unit = self.units(index, 1)
+        return bool(len(unit) and unit["size"][0] == GAP_SIZE)
+
+    def next_file(self, index: int, end: int) -> int:
+        """Return the index of the first unit of the file after the one that would hold a unit; `end` if there is none
+        before it.
+        """
+        at = bisect_right(self.starts, index * self.width)
+        return min(end, -(-self.starts[at] // self.width)) if at < len(self.starts) else end
 
     def end_position(self, below: int) -> int:
         """Return the physical offset after the last record before `below` that the queue knows; 0 without any. Looks at
@@ -131,21 +166,23 @@ class QueueUnitFiles(ReadOnlyFiles):
         last = self.units(index, 1)[0]
         return 0 if last["size"] == GAP_SIZE else int(last["position"]) + int(last["size"])
 
-    def bounds(self, below: int, min_position: int) -> tuple[int, int, int]:
+    def bounds(self, below: int, min_position: int, *, over_holes: bool = False) -> tuple[int, int, int]:
         """Return the oldest queue offset whose record is at `min_position` or later, the next offset after the last,
         and where that record ends.
 
-        Only units of records before physical offset `below` count.
+        Only units of records before physical offset `below` count. `over_holes`: see `end_index`.
         """
-        last = self.end_index(below)
+        last = self.end_index(below, over_holes=over_holes)
         low, high = self._first(), last
         while low < high:
             middle = (low + high) // 2
-            unit = self.units(middle, 1)
-            if len(unit) and unit["size"][0] != GAP_SIZE and unit["position"][0] >= min_position:
+            # A gap, or a unit that is missing, counts as the unit after it.
+            known = self.known_from(middle, high)
+            if known == high or self.units(known, 1)["position"][0] >= min_position:
                 high = middle
             else:
-                low = middle + 1
+                low = known + 1
+        low = self._with_missing(low, last)
         end_position = self._end_of(last - 1) if last > self._first() else 0
         if not self.batch:
             return low, last, end_position
@@ -211,11 +248,11 @@ class QueueFiles(NamedTuple):
             count = _CHUNK_UNITS if self.batch else min(_CHUNK_UNITS, self.files_end - index)
             units = row.units(index, count)
             if not len(units):
-                # A file that is gone; those after it may be there.
-                following = [-(-start // row.width) for start in row.starts if start > index * row.width]
-                if not following or (not self.batch and following[0] >= self.files_end):
+                # A file that is gone or cut short; those after it may be there.
+                end = -(-row.end() // row.width) if self.batch else self.files_end
+                index = row.next_file(index, end)
+                if index >= end:
                     return
-                index = following[0]
                 continue
             if self.batch:
                 offsets, counts = units["base"].astype(np.int64), units["count"].astype(np.int64)
@@ -252,17 +289,20 @@ class QueueFiles(NamedTuple):
 
     def offset_at_time(self, time_ms: int, log: LogScan) -> int:
         """Return the offset of the first message stored at or after a time; `next` if none is. Store times must ascend
-        along the queue.
+        along the queue; beside messages that are missing it may be an earlier one.
         """
         row = QueueUnitFiles(self.folder, self.batch) if self.folder else None
         low, high = self.first, self.next
         while low < high:
             middle = (low + high) // 2
-            head = log.head(self._position(middle, row))
-            if head is not None and head[1] >= time_ms:
+            # A message that is a gap, missing or damaged counts as one that comes after it.
+            at, step = middle, 1
+            while at < high and (head := log.head(self._position(at, row))) is None:
+                at, step = at + step, 2 * step
+            if at >= high or head is None or head[1] >= time_ms:
                 high = middle
             else:
-                low = middle + 1
+                low = at + 1
         if row is not None:
             row.close()
         return low
@@ -271,7 +311,7 @@ class QueueFiles(NamedTuple):
         """Return the physical offset of a message's record; -1 if that is not known."""
         if offset < self.files_end and row is not None:
             unit = row.units(row.unit_of(offset), 1)
-            return int(unit["position"][0]) if len(unit) else -1
+            return int(unit["position"][0]) if len(unit) and 0 < unit["size"][0] < GAP_SIZE else -1
         table = self.tail.table
         index = int(np.searchsorted(table[:, 0], offset, "right")) - 1
         return int(table[index, 2]) if index >= 0 else -1

@@ -39,7 +39,8 @@ class ReadOnlyTier:
             if wanted(topic):
                 folder = f"{self.root}/{topic}/{queue_id}/{_UNITS}"
                 log, units = LogScan((f"{self.root}/{topic}/{queue_id}/{_LOG}",)), QueueUnitFiles(folder, False)
-                first, end, _ = units.bounds(log.end(), log.min_position)
+                # No log tells where a missing unit leads: who reads it is told.
+                first, end, _ = units.bounds(log.end(), log.min_position, over_holes=True)
                 while end > first and not _is_whole(units, end - 1, log.end()):
                     end -= 1
                 units.close()

@@ -18,6 +18,7 @@ from tests.unit.store.test_kill import WRITER
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 from rocketspark.store.readonly.record_reader import RecordReader
@@ -302,6 +303,47 @@ def test_a_queue_longer_than_the_log_ends_with_it(make_store: Any, send: Send, t
     shutil.copytree(tmp_path / "s", copy, dirs_exist_ok=True, ignore=lambda folder, names: {"commitlog"} & set(names))
     assert (copy / "abort").exists()
     assert read_all(copy) == shorter
+
+
+@pytest.mark.shows(
+    "mended: a gap or a hole in the midst of a consume queue hides what lies before it from a read of the files"
+)
+def test_a_gap_or_a_hole_in_a_queue_hides_nothing_before_it(make_store: Any, send: Send, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 600)
+    store.close()
+    expected = read_all(tmp_path / "s")
+    folder = tmp_path / "s" / "consumequeue" / "orders"
+    _, cut, whole, *_ = sorted((folder / "0").iterdir())
+    (width,) = {int(whole.name) - int(cut.name)}
+    os.truncate(cut, width // 2)
+    (folder / "1" / cut.name).unlink()
+    # Where a search for the oldest message, or for one by its time, looks first.
+    path = folder / "2" / f"{2000 // width * width:020d}"
+    units = bytearray(path.read_bytes())
+    UNIT.pack_into(units, 2000 % width, 0, GAP_SIZE, 0)
+    path.write_bytes(units)
+    # The begin of a queue.
+    with min((folder / "2").iterdir()).open("r+b") as file:
+        file.write(bytes(3 * 20))
+
+    lost: Lost = []
+    found = read_all(tmp_path / "s", lost=lost)
+    first, end = int(cut.name) // 20, int(whole.name) // 20
+    holes = {0: (first + width // 40, end), 1: (first, end)}
+    told = [("orders", n, *hole, "the store knows no place of theirs") for n, hole in holes.items()]
+    assert sorted(lost)[:2] == told
+    assert [one[:4] for one in sorted(lost)[2:]] == [("orders", 2, 0, 3)]
+    holes[2] = (100, 101)
+    kept = {("orders", n): expected["orders", n][:a] + expected["orders", n][b:] for n, (a, b) in holes.items()}
+    kept["orders", 2] = kept["orders", 2][3:]
+    assert found == kept
+    frozen = ReadOnlyStore(str(tmp_path / "s"))
+    queues = frozen.load(lambda topic: True)
+    for n, (hole, _) in holes.items():
+        times = [NOW_MS + n + 3 * offset for offset in (10, hole - 1, 199)]
+        assert [queues["orders", n].offset_at_time(at, frozen.log) for at in times] == [10, hole - 1, 199]
+    frozen.close()
 
 
 @pytest.mark.parametrize("closed", [True, False])
