@@ -65,6 +65,43 @@ def test_a_broker_of_many_topics_registers_in_parts(
     run(main())
 
 
+@pytest.mark.shows("a change of many topics at once is told in parts: no frame holds 100,000 of them")
+def test_many_changed_topics_are_told_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The permission of the broker changes that of all: a NameServer heard of it 30 s later where a frame was full."""
+    monkeypatch.setattr(registration_loop, "SMALL_ROWS", 3)
+    monkeypatch.setattr(registration_loop, "TOPICS_IN_REQUEST", 7)
+    parts: list[TopicConfigTable] = []
+    taken = namesrv.NameServerHandlers._registered
+
+    def registered(self: Any, peer: Peer, request: Any, body: RegisterBrokerBody) -> Any:
+        parts.append(body.topic_config_serialize_wrapper)
+        return taken(self, peer, request, body)
+
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            broker(tmp_path, namesrv_addresses=names.address) as server,
+            connected(names.address) as peer,
+            connected(server.address) as operator,
+        ):
+            server._topics.put_all([TopicConfig(topic_name=f"t{n}") for n in range(40)])
+            await server._registration.settled()
+            monkeypatch.setattr(namesrv.NameServerHandlers, "_registered", registered)
+            for perm in (4, 6):
+                changed = await operator.request(RequestCode.UPDATE_BROKER_CONFIG, None, b"brokerPermission=%d" % perm)
+                assert changed.code == 0
+                await server._registration.settled()
+                assert {len(part.topic_config_table) for part in parts[:-1]} == {7}
+                assert {name for part in parts for name in part.topic_config_table} == set(server._topics.table)
+                parts.clear()
+                for topic in ("t0", "t3", "t39"):
+                    found = await route(peer, topic)
+                    assert found is not None
+                    assert [queues.perm for queues in found.queues] == [perm]
+
+    run(main())
+
+
 def test_a_topic_that_is_deleted_comes_back_by_no_registration_that_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,8 @@ class Topics:
         self._changed(list(self.table.values()))
 
     def _changed(self, configs: list[TopicConfig]) -> None:
-        self.version = next_version(self.version)
+        # Many are told in parts, each under a version of its own: none is one that was told before.
+        self.version = next_version(self.version, max(len(configs), 1))
         self.unsaved.changed()
         self.on_change(configs)
 

@@ -216,10 +216,13 @@ class Registration:
             await asyncio.wait(waited, timeout=SETTLE_S)
 
     async def _tell(self, namesrv: str, topics: list[str]) -> None:
-        # With the version as it is now: all changes up to it are in this table, or were told before.
-        table = self._topics.wrapper([config for topic in topics if (config := self._topics.get(topic)) is not None])
-        body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=table))
         try:
+            if len(topics) > SMALL_ROWS:
+                await self._register_parts(namesrv, topics, self._topics_in_request())
+                return
+            # With the version as it is now: all changes up to it are in this table, or were told before.
+            known = [config for topic in topics if (config := self._topics.get(topic)) is not None]
+            body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics.wrapper(known)))
             await self._register(namesrv, body, zlib.crc32(body))
         except RocketSparkError as e:
             log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
@@ -228,10 +231,17 @@ class Registration:
 
     async def _register_all(self, namesrv: str) -> list[str]:
         """Register all topics, many in parts; return the topics that have an order table at the NameServer."""
-        s, names = self._settings, list(self._topics.table)
-        size = max(s.split_registration_topics, 2) if s.split_registration else TOPICS_IN_REQUEST
+        names, size = list(self._topics.table), self._topics_in_request()
         if len(names) <= size:
             return await self._register(namesrv, *await self._body(None, 0))
+        return await self._register_parts(namesrv, names, size)
+
+    def _topics_in_request(self) -> int:
+        s = self._settings
+        return max(s.split_registration_topics, 2) if s.split_registration else TOPICS_IN_REQUEST
+
+    async def _register_parts(self, namesrv: str, names: list[str], size: int) -> list[str]:
+        """Register these topics, `size` in a request."""
         ordered: list[str] = []
         for at in range(0, len(names), size):
             # As they are now: a change of one may have been told of meanwhile.

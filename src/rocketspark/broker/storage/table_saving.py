@@ -7,6 +7,7 @@ running."""
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ Write = Callable[[bytes], None]
 SMALL_ROWS = 1000
 # Some 0.5 ms.
 ROWS_IN_PIECE = 100
+# Some 5 ms.
+ROWS_IN_SORT = 16_384
 # So long a save waits at most, while each turn of the loop brings changes.
 GATHERED_S = 0.01
 
@@ -57,11 +60,22 @@ def _pieces(
     yield head + mark
     order: Sequence[int] = range(len(names))
     if encode is None:
-        order = sorted(order, key=names.__getitem__)
+        order = _by_name(names)
         encode = _sorted_rows
     for at in range(0, len(order), ROWS_IN_PIECE):
         yield b"," * bool(at) + encode([(names[n], values[n]) for n in order[at : at + ROWS_IN_PIECE]])
     yield tail
+
+
+def _by_name(names: list[str]) -> list[int]:
+    """Return the numbers of the names, sorted by name: parts of them in one call each, as such a call keeps the loop
+    waiting, of 100,000 names for 40 ms.
+    """
+    parts = [
+        sorted(range(at, min(at + ROWS_IN_SORT, len(names))), key=names.__getitem__)
+        for at in range(0, len(names), ROWS_IN_SORT)
+    ]
+    return parts[0] if len(parts) == 1 else list(heapq.merge(*parts, key=names.__getitem__))
 
 
 def _sorted_rows(rows: list[tuple[str, T]]) -> bytes:

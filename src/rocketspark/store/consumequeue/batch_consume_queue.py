@@ -235,13 +235,14 @@ class BatchConsumeQueue(ConsumeQueue):
         self.next = following
         self.write_units(index, bytes(moved[:-BATCH_UNIT_BYTES]))
         self.flushed = min(self.flushed, index * BATCH_UNIT_BYTES)
+        self.flushing = min(self.flushing, self.flushed)
         self.min = min(self.min, offset)
 
     def start_at(self, offset: int) -> None:
         """Make an empty queue begin at `offset`."""
         assert not self.mapped_files.starts
         self.start = self.at = self.reserved = self.limit = 0
-        self.flushed = self._written = 0
+        self.flushed = self.flushing = self._written = 0
         self.next = self.min = offset
 
     def fill_to(self, offset: int) -> None:
@@ -266,7 +267,7 @@ class BatchConsumeQueue(ConsumeQueue):
         self._set_end(index * BATCH_UNIT_BYTES)
         self.next = offset
         self.min = min(self.min, offset)
-        self.flushed = min(self.flushed, self._written)
+        self.flushed, self.flushing = min(self.flushed, self._written), min(self.flushing, self._written)
 
     def cut_at(self, position: int) -> None:
         """Remove the units at or after a physical offset, and the damaged ones at the end."""

@@ -77,6 +77,7 @@ class ConsumeQueue:
         "ext",
         "fixed_bytes",
         "flushed",
+        "flushing",
         "keys",
         "limit",
         "listed",
@@ -132,6 +133,8 @@ class ConsumeQueue:
         # Those [begin, end) whose units were found right last, the newest first.
         self.proven: tuple[tuple[int, int], ...] = ()
         self.flushed = 0
+        # What `flushed` becomes once the flush under way is over.
+        self.flushing = 0
         self._early: bytearray | None = None
         # How many bytes have blocks in files that the units of a batch will reach.
         self._ahead: dict[int, int] = {}
@@ -471,7 +474,7 @@ class ConsumeQueue:
         self.start = offset * UNIT_BYTES - offset * UNIT_BYTES % size
         self.at = self.reserved = self.limit = 0
         self.next = self.start // UNIT_BYTES
-        self.flushed = self.start
+        self.flushed = self.flushing = self.start
         self.fill_to(offset)
         self.min = offset
 
@@ -490,7 +493,7 @@ class ConsumeQueue:
         with self._active.lock:
             UNIT.pack_into(view, at, position, size, code)
             self._early_stored = min(self._early_stored, byte)
-        self.flushed = min(self.flushed, byte)
+        self.flushed, self.flushing = min(self.flushed, byte), min(self.flushing, byte)
         self.min = min(self.min, offset)
 
     def cut(self, offset: int) -> None:
@@ -506,7 +509,7 @@ class ConsumeQueue:
         self.mapped_files.cut(end)
         self._set_end(end)
         self.min = min(self.min, offset)
-        self.flushed = min(self.flushed, end)
+        self.flushed, self.flushing = min(self.flushed, end), min(self.flushing, end)
         self._load_ext()
 
     def cut_at(self, position: int) -> None:
@@ -565,24 +568,24 @@ class ConsumeQueue:
         """
         return NotedEnd(self.flushed, self.flushed // UNIT_BYTES, position)
 
-    def flush(self) -> None:
-        """Put the units written so far on the disk. Safe beside appends. Raises OSError, StoreError."""
+    def unflushed(self) -> list[str] | None:
+        """Put units that are in memory alone into the file; return the files that are still to be put on the disk, None
+        if there is nothing to do. Once they are the caller sets `flushed` to `flushing`.
+
+        Safe beside appends. Raises OSError, StoreError.
+        """
         mapped_files = self.mapped_files
-        end = self._end()
+        end = self.flushing = self._end()
         if self.flushed >= end:
-            return
+            return None
         if self.ext is not None:
             self.ext.flush()  # First: no unit on the disk points to what is not.
         if self._early is not None:
             with self._active.lock:
                 self._store_early()
-        for start in list(mapped_files.starts):
-            if start + mapped_files.size > self.flushed and start < end:
-                try:
-                    mapped_files.files.sync_file(mapped_files.path(start))
-                except FileNotFoundError:
-                    pass  # The topic was deleted meanwhile.
-        self.flushed = end
+        size, flushed = mapped_files.size, self.flushed
+        starts = [start for start in list(mapped_files.starts) if start + size > flushed and start < end]
+        return [mapped_files.path(start) for start in starts]
 
 
 def belongs(found: memoryview, queue: ConsumeQueue, offset: int) -> bool:

@@ -28,6 +28,8 @@ _SHARED = SHARED.decode()
 _SYSTEM_PREFIX = "RMQ_SYS_"
 # Between two flushes.
 REMOVED_AT_ONCE = 256
+# Queues whose files are put on the disk together.
+FLUSHED_AT_ONCE = 4096
 
 
 class ConsumeQueueStore:
@@ -408,13 +410,19 @@ class ConsumeQueueStore:
 
     def flush(self) -> None:
         """Put every unit written so far on the disk, and note which files there are. Raises OSError, StoreError."""
-        for queue in self.loaded():
-            queue.flush()
-            starts = queue.mapped_files.starts
-            ends = (starts[0], starts[-1]) if starts else (-1, -1)
-            if ends != queue.listed:
-                queue.listed = ends
-                self._listing_due = True
+        loaded = self.loaded()
+        for begin in range(0, len(loaded), FLUSHED_AT_ONCE):
+            part = loaded[begin : begin + FLUSHED_AT_ONCE]
+            written = [(queue, paths) for queue in part if (paths := queue.unflushed()) is not None]
+            self.maps.files.sync_files([path for _, paths in written for path in paths])
+            for queue, _ in written:
+                queue.flushed = queue.flushing
+            for queue in part:
+                starts = queue.mapped_files.starts
+                ends = (starts[0], starts[-1]) if starts else (-1, -1)
+                if ends != queue.listed:
+                    queue.listed = ends
+                    self._listing_due = True
         # Beyond that recovery finds the newest records of queues in the log.
         if self._listing_due or self._log_end() - self._noted_at >= self._settings.log_file_bytes:
             self._list()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,33 @@ pytestmark = pytest.mark.shows(
 
 NOW_MS = 1_700_000_000_000
 TOPICS, QUEUES = 250, 8
+
+
+class Watched(OsFiles):
+    """Files of which it is known in which threads they are put on the disk; `gone` is not there then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.paths: list[str] = []
+        self.gone = ""
+
+    def sync_file(self, path: str) -> None:
+        self.threads.add(threading.get_ident())
+        if path == self.gone:
+            raise FileNotFoundError(path)
+        self.paths.append(path)
+
+
+@pytest.mark.parametrize("count", [3, 400])
+def test_many_files_are_put_on_the_disk_several_at_a_time(count: int) -> None:
+    """New ones of a file system together: one after the other each takes 5 ms."""
+    files = Watched()
+    names = [str(number) for number in range(count)]
+    files.gone = names.pop(1)
+    files.sync_files([*names, files.gone])
+    assert sorted(files.paths) == sorted(names)
+    assert (threading.get_ident() in files.threads) == (count == 3)
 
 
 class Unsynced(OsFiles):
@@ -121,7 +149,7 @@ def test_a_deleted_queue_is_not_made_by_a_flush(make_store: Any, send: Any) -> N
     send(store, "t", 0, b"old")
     queue = store.consume_queues.find("t", 0)
     store.delete_topic("t")
-    queue.flush()  # As a thread does that began before the deletion.
+    assert queue.unflushed() == []  # As a thread does that began before the deletion.
     assert os.listdir(Path(store.settings.root, "consumequeue")) == []
     assert send(store, "t", 0, b"new")[1] == 0
     assert bodies(store, 0) == [b"new"]
