@@ -54,7 +54,8 @@ check: setup-python ## ruff, mypy --strict and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: setup-python ## the site, in site/: links and anchors are checked (with search: `python -m http.server -d site`)
+docs: setup-python console-assets ## the site, in site/, to be read and searched from a disk or a server: links and anchors are checked
+	$(BIN)/python src/rocketspark/console/assets.py site docs/vendor
 	$(BIN)/zensical build --strict --clean
 
 dist: setup-python console-assets ## the source archive and the wheel in dist/, checked, and tried on every Python found here (PYTHONS=...)
@@ -139,4 +140,4 @@ clean: ## remove outputs and caches (ALL=1: the set-up too)
 	rm -rf demo-out mutants-out store build dist target spark-warehouse metastore_db derby.log \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
-	$(if $(ALL),rm -rf .venv .setup)
+	$(if $(ALL),rm -rf .venv .setup docs/vendor)

@@ -303,15 +303,17 @@ setup_console() {
   printf '%s\n' "$key" > .setup/console
 }
 
-# axe-core, by which tests look for faults of pages.
+# axe-core, by which tests look for faults of pages, and the script by which the site is searched from a disk.
 setup_axe() {
   local key folder=src/rocketspark/console
   key=$(cksum < "$folder/assets.toml")
-  if stamped axe_from "$key" && [ -d .setup/axe ]; then return; fi
-  say "Fetching axe-core with npm"
-  mkdir -p .setup/axe
+  if stamped axe_from "$key" && [ -d .setup/axe ] && [ -d docs/vendor ]; then return; fi
+  say "Fetching axe-core and iframe-worker with npm"
+  mkdir -p .setup/axe docs/vendor
   .venv/bin/python "$folder/assets.py" tests .setup/axe ||
     stop "axe-core could not be fetched, see above. Once the cause is gone, run make again."
+  .venv/bin/python "$folder/assets.py" site docs/vendor ||
+    stop "iframe-worker could not be fetched, see above. Once the cause is gone, run make again."
   printf '%s\n' "$key" > .setup/axe_from
 }
 

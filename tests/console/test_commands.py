@@ -159,7 +159,7 @@ def test_without_npm_it_says_what_to_install(place: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.shows("the console: files of npm packages by version and hash, fetched once")
 def test_what_is_named_is_whole() -> None:
-    for package in assets.packages("console") + assets.packages("tests"):
+    for package in assets.packages("console") + assets.packages("tests") + assets.packages("site"):
         assert re.fullmatch(r"sha512-[A-Za-z0-9+/]{86}==", package["integrity"])
         assert package["licence"]
     licences = {

@@ -10,8 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.support.browser import chromium
+from tests.support.patience import LIMIT_S
 
-pytestmark = pytest.mark.shows("the site: a strict build without a broken link or anchor, every page in the navigation")
+pytestmark = pytest.mark.shows(
+    "the site: a strict build without a broken link or anchor, every page in the navigation, searched from a disk"
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "zensical.toml"
@@ -25,6 +29,7 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.browser
 def test_it_is_built_without_a_warning_and_draws_nothing_from_elsewhere(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     done = build(tmp_path)
@@ -33,6 +38,22 @@ def test_it_is_built_without_a_warning_and_draws_nothing_from_elsewhere(tmp_path
     assert [page for page in pages if not (tmp_path / "site" / page).is_file()] == []
     front = (tmp_path / "site" / "index.html").read_text("utf-8")
     assert re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="?https?:[^>]*>', front) == []
+    asked = searched((tmp_path / "site" / "run" / "sizing.html").as_uri(), "visibility_timeout", "Transport options")
+    # Nothing but files.
+    assert [address for address in asked if not address.startswith(("file:", "about:", "blob:"))] == []
+
+
+def searched(address: str, words: str, title: str) -> list[str]:
+    """Search the site from one of its pages until a title is found; return all addresses that were asked."""
+    asked: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.keyboard.press("/")
+        page.get_by_role("combobox").or_(page.get_by_role("textbox")).first.fill(words)
+        page.get_by_text(title).first.wait_for(timeout=LIMIT_S * 1000)
+    return asked
 
 
 def test_a_broken_anchor_is_an_error(tmp_path: Path) -> None:

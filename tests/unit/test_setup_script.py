@@ -201,8 +201,8 @@ def test_second_run_does_and_says_nothing(machine: Machine) -> None:
     assert machine.setup("test").returncode == 0
     first = machine.installs
     # pip for three environments; Maven for three clients, two servers, a proxy and s3a; two programs in Go; npm,
-    # the console's files and axe-core.
-    assert len(first) == 16
+    # the console's files, axe-core and the script of the site.
+    assert len(first) == 17
     done = machine.setup("test")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert machine.setup("demo").stderr == ""

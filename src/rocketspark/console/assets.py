@@ -28,7 +28,7 @@ class AssetsError(Exception):
 
 
 def packages(kind: str) -> list[dict[str, Any]]:
-    """Return the packages of assets.toml that are for `kind`: "console", or "tests"."""
+    """Return the packages of assets.toml that are for `kind`: "console", "tests", or "site"."""
     found = tomllib.loads((HERE / "assets.toml").read_text("utf-8"))["package"]
     return [package for package in found if package["for"] == kind]
 
@@ -48,7 +48,7 @@ def fetch(kind: str = "console", folder: Path = VENDOR) -> bool:
         return False
     npm = shutil.which("npm")
     if npm is None:
-        raise AssetsError("npm is needed to fetch the console's files once: install nodejs and npm")
+        raise AssetsError("npm is needed to fetch files for browsers once: install nodejs and npm")
     with tempfile.TemporaryDirectory() as place:
         ready = Path(place) / "ready"
         ready.mkdir()
@@ -105,7 +105,7 @@ def _take(tarball: Path, package: dict[str, Any], target: Path) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Fetch the files of one kind into a folder: `assets.py [console|tests] [FOLDER]`; returns the exit code."""
+    """Fetch the files of one kind into a folder: `assets.py [console|tests|site] [FOLDER]`; returns the exit code."""
     kind = words[0] if words else "console"
     folder = Path(words[1]) if len(words) > 1 else VENDOR
     try:

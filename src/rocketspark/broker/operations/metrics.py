@@ -172,8 +172,8 @@ class Metrics:
 
     def _trouble(self) -> Iterator[Told]:
         """Yield how much is in the quarantine, and what failed, was mended or refused."""
-        kinds = self._quarantine.by_kind().items()
-        yield GAUGE, "rocketspark_quarantined_messages", "Messages set aside.", [({"kind": k}, n) for k, n in kinds]
+        kinds: list[Row] = [({"kind": kind}, n) for kind, n in self._quarantine.by_kind().items()]
+        yield GAUGE, "rocketspark_quarantined_messages", "Messages put into quarantine.", kinds
         failures: list[Row] = [({"file": name}, n) for name, n in self._saves.failures.items()]
         yield COUNTER, "rocketspark_save_failures", "Attempts to save a table that failed.", failures
         failing: list[Row] = [({"file": name}, int(name in self._saves.failing)) for name in self._saves.failures]
