@@ -297,20 +297,21 @@ def test_many_topics_and_groups_of_one_peer_are_saved_and_told_together(
                 ]
                 replies = await all_answered(server.address, b"".join(asked), count)
                 assert {(r.code, r.opaque) for r in replies} == {(0, n) for n in range(count)}
-                assert saved.count < 20
-                assert told.count < 20
+                # Once a turn of the loop, however few of them a busy machine brings in one.
+                assert saved.count < count // 3
+                assert told.count < count // 3
                 # First sends, which make their topics.
                 sends = [request(310, send_header(f"auto-{n}"), b"x", opaque=n) for n in range(count)]
                 replies = await all_answered(server.address, b"".join(sends), count)
                 assert {r.code for r in replies} == {0}
-                assert saved.count < 40
+                assert saved.count < 2 * count // 3
                 # Pulls and heartbeats, which make groups.
                 asked = [request(11, pull_header("one-1", 0, 0, group=f"G{n}"), opaque=n) for n in range(count)]
                 await all_answered(server.address, b"".join(asked), count)
                 consumers = [{"groupName": f"H{n}"} for n in range(count)]
                 beaten = json.dumps({"clientID": "c", "consumerDataSet": consumers, "producerDataSet": []}).encode()
                 (await peer.request(34, None, beaten)).raise_for_code("heartbeat")
-                assert saved.count < 60
+                assert saved.count < count
         async with broker(tmp_path) as server:
             for name in ("one-7", "each-7", "auto-7", "%RETRY%H7"):
                 assert server._topics.get(name) is not None, name
