@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
+from html import unescape
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,12 +18,15 @@ from tests.console import scene
 from tests.console.support import opened, posted
 
 from rocketspark.console import ConsoleSettings, make_app
+from rocketspark.console.content import downloads
 from rocketspark.console.pages import messages as pages_of_messages
+from rocketspark.errors import UsageError
 from rocketspark.model import ReceivedMessage
 from rocketspark.testing import Cluster, run_cluster
 
 PAGES = ("/messages", "/groups", "/clients", "/clients?role=producer", "/dead-letters")
 # Characters that no answer may hold as they are.
+NEXT = re.compile(r'hx-get="(/messages/more[^"]*)"')
 UNSEEN = ("\x00", "\x1b", "\u202e", "\u2066", "\u200b")
 
 
@@ -94,6 +101,55 @@ def test_a_file_has_a_bound_of_bytes(
     for path in (f"/messages/export?topic=orders&pick={place}", "/messages/export?topic=orders"):
         answer = client.get(path)
         assert (answer.status_code, "more than 1 MiB: save fewer" in answer.text) == (400, True)
+
+
+def test_a_step_of_a_search_holds_so_many_bytes_and_goes_on(
+    client: TestClient, messages: dict[str, ReceivedMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_of_messages, "STEP_BYTES_MAX", 1)
+    path, seen = "/messages?topic=orders", 0
+    while path:
+        answer = client.get(path)
+        assert answer.text.count('name="pick"') <= 1
+        seen += answer.text.count('name="pick"')
+        found = NEXT.search(answer.text)
+        path = unescape(found[1]) if found else ""
+    assert seen == len(messages)
+    # A file takes all steps.
+    lines = client.get("/messages/export?topic=orders&kind=jsonl").text.splitlines()
+    assert len(lines) == len(messages)
+
+
+def test_files_that_are_not_read_leave_room_to_others_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "SEND_S", 0.05)
+    counted = downloads.Downloads()
+
+    async def make() -> tuple[bytes, str, str]:
+        return bytes(downloads.PIECE_BYTES + 1), "f.bin", "application/octet-stream"
+
+    async def received() -> Any:
+        raise AssertionError("nothing is read of the browser")
+
+    sizes = list[int]()
+
+    async def main() -> None:
+        async def reads(message: Any) -> None:
+            sizes.append(len(message.get("body", b"")))
+
+        async def reads_no_more(message: Any) -> None:
+            await asyncio.Event().wait()
+
+        mine = [await counted.answer("mine", make) for _ in range(downloads.FILES_OF_ONE_MAX)]
+        with pytest.raises(UsageError, match="try again"):
+            await counted.answer("mine", make)
+        other = await counted.answer("other", make)
+        await other({}, received, reads)
+        for one in mine:
+            await one({}, received, reads_no_more)
+        await (await counted.answer("mine", make))({}, received, reads)
+
+    asyncio.run(main())
+    assert sizes == [0, downloads.PIECE_BYTES, 1, 0] * 2
 
 
 def test_more_pages_that_watch_than_may_be_are_refused(

@@ -209,6 +209,16 @@ def test_large_bodies_are_read_in_pieces(admin: Admin, producer: Producer, monke
             found = admin.find_messages("large", Search(contains=b"\0 end"), newest_first=newest_first)
             order = range(39, -1, -1) if newest_first else range(40)
             assert [int(m.body.split()[0]) for m in found.messages if m.body_error is None] == list(order)
+            # Of those that are small as they are stored few are held at a time.
+            numbers, starts = list[int](), None
+            while True:
+                part = admin.find_messages("large", newest_first=newest_first, bytes_max=50_000, starts=starts)
+                assert len(part.messages) <= 3
+                numbers += [int(m.body.split()[0]) for m in part.messages]
+                if part.stopped != "bytes":
+                    break
+                starts = part.next_offsets
+            assert (numbers, part.stopped) == (list(order), "")
 
 
 def test_a_message_is_sent_and_sent_again(admin: Admin) -> None:

@@ -13,6 +13,7 @@ from rocketspark.console.cluster.pace import Pace
 from rocketspark.console.cluster.sampler import Sampler
 from rocketspark.console.cluster.streams import Streams
 from rocketspark.console.cluster.view import ClusterView
+from rocketspark.console.content.downloads import Downloads
 from rocketspark.console.sessions import Attempts, Session, Sessions
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import RocketSparkError
@@ -20,6 +21,8 @@ from rocketspark.model.text import shown
 
 log = logging.getLogger("rocketspark.console")
 TICK_S = 1.0
+# Looks at messages with bodies that are under way at once; the others wait.
+LOOKS_MAX = 4
 
 
 class Console:
@@ -39,6 +42,9 @@ class Console:
         self.tables_of_ids = databases.tables_of_ids(settings.dedupe)
         # Pages that watch messages as they come.
         self.tails = 0
+        self.downloads = Downloads()
+        # Looks at messages with their bodies, each of which may hold STEP_BYTES_MAX of them.
+        self.looking = asyncio.Semaphore(LOOKS_MAX)
         # Set at the end: answers that go on for long end with it.
         self.closing = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None

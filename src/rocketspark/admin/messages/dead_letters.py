@@ -18,7 +18,7 @@ import msgspec
 
 from rocketspark.admin.cluster_client import QueueState
 from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, resend_id
-from rocketspark.admin.messages.search import SCAN_MAX, FoundMessages, Search
+from rocketspark.admin.messages.search import FOUND_BYTES_MAX, SCAN_MAX, FoundMessages, Search
 from rocketspark.admin.messages.stored import GROUP
 from rocketspark.admin.messages.traces import TraceOperations
 from rocketspark.client import validators
@@ -120,13 +120,20 @@ class DeadLetterOperations(TraceOperations):
         return DeadLetterCount(group, topic, letters, newest_ms)
 
     async def show_dead_letters(
-        self, group: str, search: Search | None = None, *, limit: int = 100, scan_max: int = SCAN_MAX
+        self,
+        group: str,
+        search: Search | None = None,
+        *,
+        limit: int = 100,
+        scan_max: int = SCAN_MAX,
+        bytes_max: int = FOUND_BYTES_MAX,
     ) -> FoundLetters:
         """Return a group's dead letters, oldest first. Raises UsageError for a group that has none to read.
 
-        `search`: which are meant, by their own fields as dead letters: `since_ms` is when they became ones.
+        `search`: which are meant, by their own fields as dead letters: `since_ms` is when they became ones;
+        `bytes_max`: how many bytes their bodies have at most, but for the last one's.
         """
-        found = await self._letters(group, search, limit=limit, scan_max=scan_max)
+        found = await self._letters(group, search, limit=limit, scan_max=scan_max, bytes_max=bytes_max)
         letters = [_letter(group, m) for m in found.messages]
         return FoundLetters(letters, found.looked_at, found.stopped, found.next_offsets)
 

@@ -24,6 +24,8 @@ from rocketspark.model.subscription import can_be_asked
 from rocketspark.transport.peer import Peer
 
 LIMIT, SCAN_MAX = 100, 100_000
+# Of the bodies that one search returns, which inflate to a thousand times of what is stored.
+FOUND_BYTES_MAX = 256 << 20
 # Of one broker's answer, from its index of keys.
 INDEXED_MAX = 64
 # What is read ahead: messages of one queue and of all together; bytes of all, and of one at least.
@@ -87,8 +89,8 @@ class SearchProgress(msgspec.Struct, frozen=True):
 class FoundMessages(msgspec.Struct, frozen=True):
     """What a search found, in the order it was asked for.
 
-    `looked_at`: how many messages it passed; `stopped`: why it ended before all were: "limit", "scan_max", or "" if it
-    did not; `next_offsets`: by queue where it goes on, given as `starts`; none where an index was asked.
+    `looked_at`: how many messages it passed; `stopped`: why it ended before all were: "limit", "bytes", "scan_max", or
+    "" if it did not; `next_offsets`: by queue where it goes on, given as `starts`; none where an index was asked.
     """
 
     messages: list[ReceivedMessage]
@@ -108,6 +110,7 @@ class SearchOperations(StoredOperations):
         newest_first: bool = False,
         limit: int = LIMIT,
         scan_max: int = SCAN_MAX,
+        bytes_max: int = FOUND_BYTES_MAX,
         queues: Iterable[MessageQueue] | None = None,
         starts: Mapping[MessageQueue, int] | None = None,
         ends: Mapping[MessageQueue, int] | None = None,
@@ -119,6 +122,7 @@ class SearchOperations(StoredOperations):
             search: which messages are meant; by default all.
             limit: how many are returned at most.
             scan_max: how many are looked at at most. A search by key asks the brokers' indexes, where that tells all.
+            bytes_max: how many bytes the bodies returned have at most, but for the last one's.
             queues: only these; by default all that can be read.
             starts: by queue the offset to begin at (newest first: before which), as `next_offsets` of a search before.
             ends: by queue the offset before which to end, oldest first; what comes meanwhile is left out then.
@@ -127,7 +131,7 @@ class SearchOperations(StoredOperations):
         Raises UsageError for a search that cannot be, RouteNotFound, or what a broker raises.
         """
         search = search or Search()
-        validators.check_counts(limit=limit, scan_max=scan_max)
+        validators.check_counts(limit=limit, scan_max=scan_max, bytes_max=bytes_max)
         meant = search.predicate()
         route = await self._routes.refresh(validators.check_topic(topic))
         there = route.read_queues()
@@ -141,7 +145,7 @@ class SearchOperations(StoredOperations):
             if found is not None:
                 return found
         cursors = await self._cursors(chosen, search, starts or {}, ends or {}, newest_first)
-        return await _Scan(cursors, meant, newest_first, limit, scan_max, on_progress).run()
+        return await _Scan(cursors, meant, newest_first, _Bounds(limit, bytes_max, scan_max), on_progress).run()
 
     async def _by_key(
         self, topic: str, search: Search, meant: Callable[[ReceivedMessage], bool], limit: int, newest_first: bool
@@ -273,6 +277,14 @@ class _Cursor:
         return min(end, reached) if reached > first else end
 
 
+class _Bounds(NamedTuple):
+    """Where a search ends: messages found, bytes of their bodies, messages looked at."""
+
+    limit: int
+    bytes_max: int
+    scan_max: int
+
+
 class _Scan:
     """One search over queues, in the order of store times."""
 
@@ -281,14 +293,14 @@ class _Scan:
         cursors: list[_Cursor],
         meant: Callable[[ReceivedMessage], bool],
         newest_first: bool,
-        limit: int,
-        scan_max: int,
+        bounds: _Bounds,
         on_progress: Callable[[SearchProgress], None] | None,
     ) -> None:
         self._cursors, self._meant, self._newest_first = cursors, meant, newest_first
-        self._limit, self._scan_max, self._on_progress = limit, scan_max, on_progress
+        self._bounds, self._on_progress = bounds, on_progress
         self._total = sum(c.total for c in cursors)
         self._found: list[ReceivedMessage] = []
+        self._found_bytes = 0
         self._numbers = {c.queue: number for number, c in enumerate(cursors)}
 
     async def run(self) -> FoundMessages:
@@ -299,8 +311,8 @@ class _Scan:
         stopped = ""
         while True:
             if empty := [c for c in empty if not c.is_done]:
-                if looked_at >= self._scan_max:
-                    stopped = "scan_max"
+                if looked_at >= self._bounds.scan_max or self._found_bytes >= self._bounds.bytes_max:
+                    stopped = self._bound(looked_at)
                     break
                 await asyncio.gather(*(c.fill() for c in empty))
                 for c in empty:
@@ -312,14 +324,14 @@ class _Scan:
                 continue
             if not heads:
                 break
-            if len(self._found) >= self._limit or looked_at >= self._scan_max:
-                stopped = "limit" if len(self._found) >= self._limit else "scan_max"
+            if stopped := self._bound(looked_at):
                 break
             cursor = self._cursors[heads[0][1]]
             message = cursor.buffer.popleft()
             looked_at += 1
             if self._meant(message):
                 self._found.append(message)
+                self._found_bytes += len(message.body)
             if cursor.buffer:
                 heapq.heapreplace(heads, self._head(cursor))
             else:
@@ -332,6 +344,14 @@ class _Scan:
         self._tell(looked_at)
         places = {c.queue: c.position for c in self._cursors}
         return FoundMessages(self._found, looked_at, stopped, places)
+
+    def _bound(self, looked_at: int) -> str:
+        """Return the bound that the search has come to, "" for none."""
+        if len(self._found) >= self._bounds.limit:
+            return "limit"
+        if self._found_bytes >= self._bounds.bytes_max:
+            return "bytes"
+        return "scan_max" if looked_at >= self._bounds.scan_max else ""
 
     def _head(self, cursor: _Cursor) -> tuple[int, int]:
         time_ms = cursor.buffer[0].store_time_ms

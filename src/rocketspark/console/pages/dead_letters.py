@@ -20,6 +20,7 @@ from rocketspark.console.content.asked import needed
 from rocketspark.console.content.shown_body import preview
 from rocketspark.console.drawing import link, number
 from rocketspark.console.pages.message import traced
+from rocketspark.console.pages.messages import STEP_BYTES_MAX
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
 from rocketspark.model import namespace
@@ -60,19 +61,19 @@ async def _state(call: Call, group: str) -> TopicState:
 
 async def _letters(call: Call, group: str) -> Response:
     search = _search(call.query("since"), call.query("text"))
-    found = await call.attempt(
-        call.ask(lambda admin: admin.show_dead_letters(group, search, limit=LETTERS, scan_max=20 * LETTERS))
-    )
-    return call.page(
-        "dead_letters_of.html",
-        group=group,
-        topic=namespace.DLQ_PREFIX + group,
-        found=found,
-        since=call.query("since"),
-        text=call.query("text"),
-        preview=preview,
-        place=asked.place_in,
-    )
+    bounds = {"limit": LETTERS, "scan_max": 20 * LETTERS, "bytes_max": STEP_BYTES_MAX}
+    async with call.console.looking:
+        found = await call.attempt(call.ask(lambda admin: admin.show_dead_letters(group, search, **bounds)))
+        return call.page(
+            "dead_letters_of.html",
+            group=group,
+            topic=namespace.DLQ_PREFIX + group,
+            found=found,
+            since=call.query("since"),
+            text=call.query("text"),
+            preview=preview,
+            place=asked.place_in,
+        )
 
 
 def _search(since: str, text: str) -> Search:

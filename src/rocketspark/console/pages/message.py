@@ -17,7 +17,6 @@ from rocketspark.console.content.asked import needed
 from rocketspark.console.content.decoded import decoded
 from rocketspark.console.content.shown_body import View, views
 from rocketspark.console.drawing import link
-from rocketspark.console.pages.messages import download
 from rocketspark.console.routes import change, page
 from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.model import namespace
@@ -41,21 +40,26 @@ TRACKS = {
 
 async def message(call: Call) -> Response:
     """Show a message."""
-    found = await _message(call, call.query("topic"), call.query("at"), call.query("id"))
-    return call.page(
-        "message.html",
-        m=found,
-        topic=_read_from(found),
-        at=asked.place_in(found),
-        views=views(found.body),
-        origin=_is_own(_read_from(found)),
-    )
+    async with call.console.looking:
+        found = await _message(call, call.query("topic"), call.query("at"), call.query("id"))
+        return call.page(
+            "message.html",
+            m=found,
+            topic=_read_from(found),
+            at=asked.place_in(found),
+            views=views(found.body),
+            origin=_is_own(_read_from(found)),
+        )
 
 
 async def body(call: Call) -> Response:
     """Answer with a message's body, as it was sent."""
-    found = await _message(call, call.query("topic"), call.query("at"), "")
-    return download(found.body, f"{call.query('topic')}-{call.query('at')}.bin")
+
+    async def make() -> tuple[bytes, str, str]:
+        found = await _message(call, call.query("topic"), call.query("at"), "")
+        return found.body, f"{call.query('topic')}-{call.query('at')}.bin", "application/octet-stream"
+
+    return await call.console.downloads.answer(call.who, make)
 
 
 async def decode(call: Call) -> Response:

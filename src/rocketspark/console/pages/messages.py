@@ -28,12 +28,15 @@ from rocketspark.model.text import shown
 
 # Messages of one step of a search: looked at, and shown.
 STEP, ROWS = 2_000, 50
+# Of the bodies of one step, but for the last one: they may inflate to a thousand times of what is stored.
+STEP_BYTES_MAX = 32 << 20
 # A whole search goes on by itself until it has looked at so many.
 SCAN_MAX = 100_000
 FILE_ROWS_MAX, FILE_BYTES_MAX = 5_000, 64 << 20
 # Live: a look at a topic's ends takes two requests for each queue; all who watch leave half of the pace to others.
 TAIL_ROWS = 100
 TAIL_QUEUES_MAX, TAILS_MAX = 200, 20
+TOO_MANY = f"{TAILS_MAX} pages watch messages already: stop one"
 
 
 class Step(NamedTuple):
@@ -57,8 +60,11 @@ async def messages(call: Call) -> Response:
         place = asked.place_of(wanted.topic, f"{queue}/{call.query('offset').strip() or 0}")
         return RedirectResponse(_link("/message", topic=wanted.topic, at=place.text()), 303)
     topics = await call.attempt(call.read("topics", lambda admin: admin.list_topics()))
-    step = await call.attempt(_step(call, wanted)) if wanted.topic else None
-    return call.page("messages.html", wanted=wanted, topics=topics, step=step, preview=preview, place=asked.place_in)
+    async with call.console.looking:
+        step = await call.attempt(_step(call, wanted)) if wanted.topic else None
+        return call.page(
+            "messages.html", wanted=wanted, topics=topics, step=step, preview=preview, place=asked.place_in
+        )
 
 
 def _found_by_id(call: Call, topic: str) -> str:
@@ -72,8 +78,9 @@ def _link(path: str, **arguments: str) -> str:
 async def more(call: Call) -> Response:
     """Show the next step of a search."""
     wanted = asked.asked_of(call.request.query_params.multi_items())
-    step = await _step(call, wanted)
-    return call.part("message_rows.html", wanted=wanted, step=step, preview=preview, place=asked.place_in)
+    async with call.console.looking:
+        step = await _step(call, wanted)
+        return call.part("message_rows.html", wanted=wanted, step=step, preview=preview, place=asked.place_in)
 
 
 async def _step(call: Call, wanted: Asked) -> Step:
@@ -91,6 +98,7 @@ async def _step(call: Call, wanted: Asked) -> Step:
             newest_first=wanted.newest_first,
             limit=ROWS,
             scan_max=STEP,
+            bytes_max=STEP_BYTES_MAX,
             queues=list(wanted.starts) if wanted.starts else None,
             starts=wanted.starts,
             on_progress=tell,
@@ -122,21 +130,35 @@ async def export(call: Call) -> Response:
         raise UsageError(
             f"{len(places)} messages are picked: {asked.PICKS_MAX} at most, or none for all that are found"
         )
-    found = await call.ask(lambda admin: _picked(admin, places) if places else _all(admin, wanted))
-    if sum(len(m.body) for m in found) > FILE_BYTES_MAX:
-        raise UsageError(f"these messages have more than {FILE_BYTES_MAX >> 20} MiB: save fewer at a time")
-    data = await asyncio.to_thread(exports.file_of, found, kind)
-    return download(data, f"{wanted.topic}.{kind}", exports.MEDIA_TYPES[kind])
+
+    async def make() -> tuple[bytes, str, str]:
+        found = await call.ask(lambda admin: _picked(admin, places) if places else _all(admin, wanted))
+        if sum(len(m.body) for m in found) > FILE_BYTES_MAX:
+            raise UsageError(f"these messages have more than {FILE_BYTES_MAX >> 20} MiB: save fewer at a time")
+        data = await asyncio.to_thread(exports.file_of, found, kind)
+        return data, f"{wanted.topic}.{kind}", exports.MEDIA_TYPES[kind]
+
+    return await call.console.downloads.answer(call.who, make)
 
 
 async def _picked(admin: AsyncAdmin, places: Sequence[Place]) -> list[ReceivedMessage]:
     wanted = set(places)
     found: dict[Place, ReceivedMessage] = {}
+    left = FILE_BYTES_MAX
     for queue, first, end in asked.runs_of(places):
         came = await admin.find_messages(
-            queue.topic, queues=[queue], starts={queue: first}, limit=end - first, scan_max=end - first
+            queue.topic,
+            queues=[queue],
+            starts={queue: first},
+            limit=end - first,
+            scan_max=end - first,
+            # One more tells that it is too much.
+            bytes_max=max(left, 0) + 1,
         )
         found |= {Place(queue, m.queue_offset): m for m in came.messages}
+        left -= sum(len(m.body) for m in came.messages)
+        if left < 0:
+            break
     return [found[place] for place in places if place in wanted and place in found]
 
 
@@ -150,6 +172,7 @@ async def _all(admin: AsyncAdmin, wanted: Asked) -> list[ReceivedMessage]:
             newest_first=wanted.newest_first,
             limit=ROWS,
             scan_max=STEP,
+            bytes_max=STEP_BYTES_MAX,
             queues=list(starts) if starts else None,
             starts=starts,
         )
@@ -158,12 +181,6 @@ async def _all(admin: AsyncAdmin, wanted: Asked) -> list[ReceivedMessage]:
         size += sum(len(m.body) for m in found.messages)
         if not found.stopped or not starts or seen >= SCAN_MAX or len(kept) >= FILE_ROWS_MAX or size > FILE_BYTES_MAX:
             return kept[:FILE_ROWS_MAX]
-
-
-def download(data: bytes, name: str, media_type: str = "application/octet-stream") -> Response:
-    """Return an answer that a browser saves as a file."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
-    return Response(data, media_type=media_type, headers={"Content-Disposition": f'attachment; filename="{safe}"'})
 
 
 # -- as they come ------------------------------------------------------------------------------------------------------
@@ -178,7 +195,7 @@ async def tail_events(call: Call) -> Response:
     """Answer with the messages that come, each an event."""
     topic, tag = call.query("topic"), call.query("tag")
     if call.console.tails >= TAILS_MAX:
-        raise UsageError(f"{TAILS_MAX} pages watch messages already: stop one")
+        raise UsageError(TOO_MANY)
     state = await call.ask(lambda admin: admin.show_topic(topic))
     if len(state.queues) > TAIL_QUEUES_MAX:
         raise UsageError(f"topic {shown(topic)} has {len(state.queues)} queues: {TAIL_QUEUES_MAX} can be watched")
@@ -188,19 +205,24 @@ async def tail_events(call: Call) -> Response:
 
 async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int]) -> AsyncIterator[bytes]:
     wanted = Asked(topic, {"tag": tag} if tag else {}, newest_first=False)
+    if call.console.tails >= TAILS_MAX:
+        # Others began while the topic was looked at.
+        yield _event("trouble", {"text": TOO_MANY})
+        return
     closing = asyncio.ensure_future(call.console.closing.wait())
     call.console.tails += 1
     try:
         yield b"retry: 3000\nevent: ready\ndata: {}\n\n"
         while not closing.done() and not call.is_over:
             try:
-                found = await call.ask(partial(_next, wanted=wanted, starts=starts))
+                async with call.console.looking:
+                    found = await call.ask(partial(_next, wanted=wanted, starts=starts))
+                    starts, rows = found.next_offsets, [_event("came", _row(m)) for m in found.messages]
+                    del found
             except RocketSparkError as e:
-                yield _event("trouble", {"text": shown(str(e))})
-            else:
-                starts = found.next_offsets
-                for message in found.messages:
-                    yield _event("came", _row(message))
+                rows = [_event("trouble", {"text": shown(str(e))})]
+            for row in rows:
+                yield row
             yield b": still here\n\n"
             most = 4 * len(starts) * call.console.tails / call.console.settings.requests_per_second
             await asyncio.wait({closing}, timeout=max(1.0, most))
@@ -211,7 +233,13 @@ async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int
 
 async def _next(admin: AsyncAdmin, wanted: Asked, starts: dict[MessageQueue, int]) -> FoundMessages:
     return await admin.find_messages(
-        wanted.topic, wanted.search, queues=list(starts), starts=starts, limit=TAIL_ROWS, scan_max=STEP
+        wanted.topic,
+        wanted.search,
+        queues=list(starts),
+        starts=starts,
+        limit=TAIL_ROWS,
+        scan_max=STEP,
+        bytes_max=STEP_BYTES_MAX,
     )
 
 

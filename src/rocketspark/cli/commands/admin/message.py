@@ -229,15 +229,17 @@ def _path(text: str | None) -> tuple[str | None, str, str]:
 
 
 def _end_of(found: FoundMessages, newest: bool, limit: int) -> str:
+    from rocketspark.admin.messages.search import FOUND_BYTES_MAX
+
     count = f"{len(found.messages):,} found, {found.looked_at:,} looked at"
     if not found.stopped:
         return f"{count}: all there are"
-    why = f"the limit of {limit:,}" if found.stopped == "limit" else "--scan-max"
+    why = {"limit": f"the limit of {limit:,}", "bytes": f"{FOUND_BYTES_MAX >> 20} MiB of bodies"}
     how = ""
-    if found.messages and found.stopped == "limit":
+    if found.messages and found.stopped in why:
         last = found.messages[-1].store_time_ms
         how = f"; go on with {'--until' if newest else '--since'} 0{last + (0 if not newest else 1)}"
-    return f"{count}: stopped at {why}{how}"
+    return f"{count}: stopped at {why.get(found.stopped, '--scan-max')}{how}"
 
 
 @contextmanager
