@@ -10,6 +10,9 @@ from tests.console.running import console
 from tests.support.browser import Faults, overflow_px, serious_faults
 from tests.support.ports import free_ports
 
+from rocketspark import Producer
+from rocketspark.admin import Admin
+from rocketspark.admin.groups import GroupSettings
 from rocketspark.console.navigation import NAVIGATION
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.bodies import TopicConfig
@@ -37,6 +40,26 @@ def test_an_empty_cluster(page: Page) -> None:
             page.emulate_media(color_scheme="dark")
             assert serious_faults(page) == []
             page.emulate_media(color_scheme="light")
+            looks_right(page)
+
+
+def test_lite_topics_are_searched_and_lead_to_one(page: Page) -> None:
+    with run_cluster(lmq=True, multi_dispatch=True) as cluster, Producer(cluster.namesrv) as producer:
+        with Admin(cluster.namesrv) as admin:
+            admin.create_topic("chats", message_type="LITE")
+            admin.put_group("agents", GroupSettings(attributes="+lite.bind.topic=chats"))
+        for name in ("monday", "tuesday"):
+            producer.send("chats", b"hello", lite_topic=name)
+        with console(cluster.namesrv, requests_per_second=200) as home:
+            page.goto(f"{home}/topic?name=chats")
+            page.get_by_role("link", name="Lite topics").click()
+            expect(page.get_by_role("rowheader", name="monday")).to_be_visible()
+            looks_right(page)
+            page.get_by_label("Search").fill("tue")
+            expect(page.get_by_role("rowheader", name="monday")).to_have_count(0)
+            page.get_by_role("link", name="tuesday").click()
+            expect(page.get_by_role("heading", level=1)).to_contain_text("tuesday")
+            expect(page.get_by_role("rowheader", name="agents")).to_be_visible()
             looks_right(page)
 
 

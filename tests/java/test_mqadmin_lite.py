@@ -12,13 +12,14 @@ from tests.java.apache import ApacheCluster, await_queues
 from tests.java.lite_topics import GROUP, SETTINGS, TOPIC
 from tests.java.mqadmin import MqAdmin, same
 
+from rocketspark.admin import Admin
 from rocketspark.testing.process import run_server_process
 
 pytestmark = pytest.mark.shows("lite topics: mqadmin's six commands")
 
 
-def prepared(stack: ExitStack, folder: Path, whose: str) -> tuple[str, MqAdmin]:
-    """Start a broker with two messages in one lite topic, one of them consumed; return its address, and the tool."""
+def prepared(stack: ExitStack, folder: Path, whose: str) -> tuple[str, str, MqAdmin]:
+    """Start a broker with two messages in one lite topic, one of them consumed; return the addresses and the tool."""
     server: Any
     if whose == "ours":
         config = {"brokerName": "broker-a"} | SETTINGS
@@ -36,7 +37,19 @@ def prepared(stack: ExitStack, folder: Path, whose: str) -> tuple[str, MqAdmin]:
     link.ack(popped, 0)
     tool = MqAdmin(folder / "tool", server.namesrv, server.broker)
     stack.callback(tool.close)
-    return server.broker, tool
+    return server.namesrv, server.broker, tool
+
+
+def check_operations(namesrv: str) -> None:
+    """See the same by our operations."""
+    with Admin(namesrv) as admin:
+        (row,) = admin.list_lite_topics(TOPIC).topics
+        assert (row.name, row.min_offset, row.max_offset, row.subscribers) == ("a", 0, 2, 1)
+        (state,) = admin.show_lite_topic(TOPIC, "a")
+        assert [(s.group, s.client_id) for s in state.subscribers] == [(GROUP, "c1")]
+        assert [(g.offset, g.lag) for g in state.groups if g.group == GROUP] == [(1, 1)]
+        found = admin.lite_group_lag(GROUP)
+        assert (found.topic, found.lag, [(t.name, t.lag) for t in found.topics]) == (TOPIC, 1, [("a", 1)])
 
 
 @pytest.mark.parametrize("whose", ["ours", "apache"])
@@ -82,6 +95,7 @@ def test_lite_topics(tmp_path: Path, whose: str) -> None:
         ),
     ]
     with ExitStack() as stack:
-        broker, tool = prepared(stack, tmp_path, whose)
+        namesrv, broker, tool = prepared(stack, tmp_path, whose)
         for (command, *arguments), expected in printed:
             same(tool(command, *[broker if each == "BROKER" else each for each in arguments]), expected)
+        check_operations(namesrv)

@@ -40,6 +40,8 @@ class TopicState(msgspec.Struct, frozen=True):
     queues: tuple[QueueState, ...]
     # message.type: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, …; "" where it is not set.
     message_type: str = ""
+    # All of its attributes, by RocketMQ's names, as its first master has them.
+    attributes: dict[str, str] = {}
 
     @property
     def message_count(self) -> int:

@@ -14,6 +14,7 @@ from rocketspark import machine
 from rocketspark.admin.access import AccessOperations
 from rocketspark.admin.brokers import BrokerOperations
 from rocketspark.admin.cluster_client import Aside, QueueProgress, QueueState, TopicMade, TopicState, done_or_raise
+from rocketspark.admin.lite_topics import LiteTopicOperations
 from rocketspark.admin.messages.operations import MessageOperations
 from rocketspark.admin.offsets import OffsetOperations
 from rocketspark.admin.progress import ProgressOperations
@@ -39,6 +40,7 @@ class AsyncAdmin(
     OffsetOperations,
     MessageOperations,
     StaticTopicOperations,
+    LiteTopicOperations,
 ):
     """Operations on a cluster, on the running asyncio loop.
 
@@ -65,8 +67,8 @@ class AsyncAdmin(
         config = None
         if master is not None:
             config = await admin_api.topic_config(await self._broker(master), topic, timeout_ms=self._timeout_ms)
-        kind = config.attributes.get(MESSAGE_TYPE, "") if config is not None else ""
-        return TopicState(topic, route, tuple(states), kind)
+        attributes = dict(config.attributes) if config is not None else {}
+        return TopicState(topic, route, tuple(states), attributes.get(MESSAGE_TYPE, ""), attributes)
 
     async def _queue_state(self, queue: MessageQueue) -> QueueState:
         peer = await self._broker(await self._routes.find_readable(queue))
@@ -302,6 +304,9 @@ class Admin(Facade[AsyncAdmin]):
     topic_making = blocking(AsyncAdmin.topic_making)
     topic_traffic = blocking(AsyncAdmin.topic_traffic)
     group_traffic = blocking(AsyncAdmin.group_traffic)
+    list_lite_topics = blocking(AsyncAdmin.list_lite_topics)
+    show_lite_topic = blocking(AsyncAdmin.show_lite_topic)
+    lite_group_lag = blocking(AsyncAdmin.lite_group_lag)
     check_keys = blocking(AsyncAdmin.check_keys)
     create_user = blocking(AsyncAdmin.create_user)
     update_user = blocking(AsyncAdmin.update_user)

@@ -240,7 +240,10 @@ def table(
     from rich.text import Text
 
     numbers = set(right)
-    made = Table(box=box.SIMPLE_HEAD, title=Text(shown(title)) if title else None, title_justify="left")
+    # It may be wider than the table, as long as it is one line.
+    is_line = len(title) < console().width
+    above = Text(shown(title), no_wrap=is_line, overflow="ignore" if is_line else "fold") if title else None
+    made = Table(box=box.SIMPLE_HEAD, title=above, title_justify="left")
     for column in columns:
         made.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for row in rows:

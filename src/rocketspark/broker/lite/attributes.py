@@ -9,13 +9,13 @@ from rocketspark.errors import ServerError
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig, TopicConfig
-from rocketspark.protocol.lite_topics import MESSAGE_TYPE
+from rocketspark.protocol.lite_topics import BIND_TOPIC, MESSAGE_TYPE
 
 # Of a topic: its type, and the minutes after its last message in which a lite topic expires; -1: never.
 TYPE, EXPIRATION = "message.type", "lite.topic.expiration"
 EXPIRATION_MINUTES_MAX = 30 * 24 * 60
-# Of a group: the topic whose lite topics it reads, and how.
-BIND_TOPIC, MODEL = "lite.bind.topic", "lite.sub.model"
+# Of a group: how it reads the lite topics of its topic.
+MODEL = "lite.sub.model"
 SHARED, EXCLUSIVE = "Shared", "Exclusive"
 RESET_EXCLUSIVE, RESET_UNSUBSCRIBE = "lite.sub.reset.offset.exclusive", "lite.sub.reset.offset.unsubscribe"
 CLIENT_QUOTA, CLIENT_EVENTS = "lite.sub.client.quota", "lite.sub.client.max.event.cnt"

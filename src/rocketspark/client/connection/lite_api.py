@@ -1,4 +1,4 @@
-"""Calls of consumers of lite topics, on one broker. Rule: as in client_api."""
+"""Calls of consumers and operators of lite topics, on one broker. Rule: as in client_api."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from typing import NamedTuple
 from rocketspark.client.connection.client_api import TIMEOUT_MS
 from rocketspark.client.connection.pop_api import POP_RESULTS
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import PopLiteHeader, PopLiteReply
-from rocketspark.protocol.json import lite_bodies
-from rocketspark.protocol.json.lite_bodies import LiteSubscription, LiteSubscriptions
+from rocketspark.protocol.headers import (
+    LiteClientInfoHeader,
+    LiteGroupInfoHeader,
+    LiteTopicInfoHeader,
+    ParentTopicInfoHeader,
+    PopLiteHeader,
+    PopLiteReply,
+)
+from rocketspark.protocol.json import java_json, lite_bodies
+from rocketspark.protocol.json.lite_bodies import (
+    LiteClientInfo,
+    LiteGroupInfo,
+    LiteSubscription,
+    LiteSubscriptions,
+    LiteTopicInfo,
+    ParentTopicInfo,
+)
 from rocketspark.transport.peer import Peer
 
 
@@ -35,3 +49,52 @@ async def subscribe(broker: Peer, change: LiteSubscription, *, timeout_ms: float
     body = lite_bodies.encode(LiteSubscriptions(subscription_set=[change]))
     reply = await broker.request(RequestCode.LITE_SUBSCRIPTION_CTL, None, body, timeout_ms=timeout_ms)
     reply.raise_for_code(f"subscription to lite topics of {change.topic!r}")
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+async def parent_info(
+    broker: Peer,
+    topic: str,
+    listed_max: int = 0,
+    after: str = "",
+    part: str = "",
+    *,
+    timeout_ms: float = TIMEOUT_MS,
+) -> ParentTopicInfo:
+    """Return how many lite topics a topic has on one broker, and its groups. Brokers of ours also list `listed_max` of
+    the lite topics: by name, those `after` a name, with `part` in theirs.
+    """
+    header = ParentTopicInfoHeader(topic=topic, listed_max=listed_max, after=after or None, part=part or None)
+    reply = await broker.request(RequestCode.GET_PARENT_TOPIC_INFO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"lite topics of {topic!r}")
+    return java_json.decode(reply.body, ParentTopicInfo)
+
+
+async def topic_info(broker: Peer, topic: str, name: str, *, timeout_ms: float = TIMEOUT_MS) -> LiteTopicInfo:
+    """Return the offsets and the subscribers of one lite topic."""
+    header = LiteTopicInfoHeader(parent_topic=topic, lite_topic=name)
+    reply = await broker.request(RequestCode.GET_LITE_TOPIC_INFO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"lite topic {name!r} of {topic!r}")
+    return java_json.decode(reply.body, LiteTopicInfo)
+
+
+async def client_info(
+    broker: Peer, topic: str, group: str, client_id: str, *, count_max: int, timeout_ms: float = TIMEOUT_MS
+) -> LiteClientInfo:
+    """Return what a client of a group subscribed to, `count_max` light queues at most."""
+    header = LiteClientInfoHeader(parent_topic=topic, group=group, client_id=client_id, count_max=count_max)
+    reply = await broker.request(RequestCode.GET_LITE_CLIENT_INFO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"lite topics of client {client_id!r}")
+    return java_json.decode(reply.body, LiteClientInfo)
+
+
+async def group_info(
+    broker: Peer, group: str, *, lite_topic: str = "", count_max: int = 0, timeout_ms: float = TIMEOUT_MS
+) -> LiteGroupInfo:
+    """Return how far a group is behind: in one lite topic, or in all, with the `count_max` in which it is farthest."""
+    header = LiteGroupInfoHeader(group=group, lite_topic=lite_topic or None, top_k=count_max)
+    reply = await broker.request(RequestCode.GET_LITE_GROUP_INFO, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"lag of group {group!r} in lite topics")
+    return java_json.decode(reply.body, LiteGroupInfo)

@@ -20,6 +20,7 @@ from rocketspark.console.drawing import link, number
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown, whole_number
+from rocketspark.protocol.lite_topics import BIND_TOPIC
 
 HOW = {
     "CONSUME_PASSIVELY": "messages are pushed to their listeners",
@@ -69,7 +70,10 @@ async def group(call: Call) -> Response:
     """One group."""
     name = call.query("name")
     settings = await call.attempt(call.read(("group", name), lambda admin: admin.show_group(name)))
-    return call.page("group.html", name=name, settings=settings)
+    lite_topic = ""
+    if not isinstance(settings, Failed):
+        lite_topic = next(filter(None, (each.attributes.get(BIND_TOPIC) for each in settings.values())), "")
+    return call.page("group.html", name=name, settings=settings, lite_topic=lite_topic)
 
 
 async def progress(call: Call) -> Response:

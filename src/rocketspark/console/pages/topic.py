@@ -1,24 +1,30 @@
-"""One topic: its queues, rate, groups, and settings with what they mean."""
+"""One topic: its queues, rate, groups, and settings with what they mean; its lite topics, where it has some."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
 from rocketspark.admin.broker_states import GroupTraffic, TopicStats
+from rocketspark.admin.lite_topics import LiteGroupLag
 from rocketspark.console.call import Call, Failed, together
 from rocketspark.console.cluster.sampler import lags
 from rocketspark.console.pages.topics import PERMS
 from rocketspark.console.routes import page
 from rocketspark.errors import RouteNotFound
+from rocketspark.protocol import lite_topics
 from rocketspark.protocol.json.bodies import TopicConfig
 
 ROWS = 100
+# Lite topics on a page, and of a group those in which it is farthest behind.
+LITE_ROWS, LITE_BEHIND = 50, 10
+GROUPS_MAX = 20
 MEANINGS = {
     "message.type": "What clients of RocketMQ 5 may send: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, LITE or MIXED",
     "queue.type": "How queues are kept: SimpleCQ, a unit for each message; BatchCQ, one for each batch sent",
     "cleanup.policy": "What goes of old messages: DELETE by age, COMPACTION keeps the newest of each key",
+    "lite.topic.expiration": "Minutes after its newest message in which a lite topic is removed; -1: never",
     "reserve.time": "How long messages are kept, ms; -1: as long as the broker says",
 }
 
@@ -54,6 +60,7 @@ async def topic(call: Call) -> Response:
         groups=groups,
         failed=isinstance(groups, Failed),
         settings=setting_rows(configs),
+        has_lite=any(c.attributes.get("message.type") == lite_topics.MESSAGE_TYPE for c in configs.values()),
         can_send=any(config.perm & 2 for config in configs.values()) and not name.startswith("%DLQ%"),
     )
 
@@ -96,4 +103,34 @@ def setting_rows(configs: dict[str, TopicConfig]) -> list[SettingRow]:
     return found
 
 
-ROUTES = [page("/topic", topic)]
+# -- lite topics -------------------------------------------------------------------------------------------------------
+
+
+async def lite_list(call: Call) -> Response:
+    """The lite topics of a topic, and how far its groups are behind in them."""
+    name, text, after = call.query("name"), call.query("q").strip(), call.query("after")
+    found = await call.read(
+        ("lite_topics", name, text, after),
+        lambda admin: admin.list_lite_topics(name, part=text, after=after, limit=LITE_ROWS),
+    )
+    values: dict[str, Any] = {"name": name, "text": text, "after": after, "found": found}
+    if call.wants_part():
+        return call.part("lite_topics_part.html", **values)
+    groups = found.groups[:GROUPS_MAX]
+    lags = await together(*(call.attempt(_lite_lag(call, group)) for group in groups))
+    rows = [(group, lag, isinstance(lag, Failed)) for group, lag in zip(groups, lags, strict=True)]
+    return call.page("lite_topics.html", **values, groups=rows)
+
+
+async def _lite_lag(call: Call, group: str) -> LiteGroupLag:
+    return await call.read(("lite_lag", group), lambda admin: admin.lite_group_lag(group, limit=LITE_BEHIND))
+
+
+async def lite_topic(call: Call) -> Response:
+    """One lite topic: its offsets, its subscribers, and how far each group is."""
+    name, lite = call.query("name"), call.query("lite")
+    states = await call.read(("lite_topic", name, lite), lambda admin: admin.show_lite_topic(name, lite))
+    return call.page("lite_topic.html", name=name, lite=lite, states=states, shown_max=ROWS)
+
+
+ROUTES = [page("/topic", topic), page("/topic/lite", lite_list), page("/topic/lite/one", lite_topic)]

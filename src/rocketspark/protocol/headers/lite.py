@@ -45,9 +45,15 @@ class NotifyUnsubscribeLiteHeader(Header, kw_only=True, gc=False):
 
 
 class ParentTopicInfoHeader(Header, kw_only=True, gc=False):
-    """GET_PARENT_TOPIC_INFO (200075)."""
+    """GET_PARENT_TOPIC_INFO (200075).
+
+    Ours alone: `listed_max` lite topics are wanted in the reply, by name, those `after` a name, with `part` in theirs.
+    """
 
     topic: str
+    listed_max: Long = field(name="listedMax", default=0)
+    after: str | None = field(name="listedAfter", default=None)
+    part: str | None = field(name="listedPart", default=None)
 
 
 class LiteTopicInfoHeader(Header, kw_only=True, gc=False):

@@ -81,14 +81,27 @@ class BrokerLiteInfo(Body):
     group_meta: dict[str, list[str]] | None = None
 
 
+class ListedLiteTopic(Body):
+    """A lite topic in a list of ours: its range, when its newest message was stored, in ms, and its subscribers."""
+
+    lite_topic: str = ""
+    min_offset: _Long = 0
+    max_offset: _Long = 0
+    last_update_timestamp: _Long = 0
+    subscriber_count: _Int = 0
+
+
 class ParentTopicInfo(Body):
-    """Reply to GET_PARENT_TOPIC_INFO (200075). `ttl`: minutes, -1 for ever."""
+    """Reply to GET_PARENT_TOPIC_INFO (200075). `ttl`: minutes, -1 for ever; `listed`: what a request of ours asked for,
+    which RocketMQ's brokers do not tell.
+    """
 
     topic: str | None = None
     ttl: _Int = 0
     groups: list[str] | None = None
     lmq_num: _Int = 0
     lite_topic_count: _Int = 0
+    listed: list[ListedLiteTopic] | None = None
 
 
 class LiteClient(Body):

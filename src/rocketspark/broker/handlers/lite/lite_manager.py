@@ -31,6 +31,7 @@ from rocketspark.protocol.json.bodies import GroupConfig, TopicConfig
 from rocketspark.protocol.json.group_bodies import QueueStats
 from rocketspark.protocol.json.lite_bodies import (
     BrokerLiteInfo,
+    ListedLiteTopic,
     LiteClient,
     LiteClientInfo,
     LiteGroupInfo,
@@ -47,6 +48,8 @@ from rocketspark.transport.request_frames import reply
 
 # Names in one reply about a client, or lite topics in one about a group.
 NAMES_MAX = 10_000
+# Lite topics in one list of those of a topic.
+LISTED_MAX = 1000
 # Rows of offsets that are looked at in one turn: some ms.
 ROWS_IN_TURN = 4096
 
@@ -126,19 +129,41 @@ class LiteManagerHandler:
 
     def _parent(self, request: Request[ParentTopicInfoHeader]) -> Generator[None, None, bytes]:
         config = self._lite_topic(request.ext.topic)
-        prefix, count = lite_topics.queue_name(config.topic_name, ""), 0
+        h, prefix, count = request.ext, lite_topics.queue_name(config.topic_name, ""), 0
+        listed_max = max(0, min(h.listed_max, LISTED_MAX))
+        first: list[str] = []
+        found: list[str] = []
         for number, name in enumerate(list(self._store.queues()), 1):
-            count += name.startswith(prefix)
+            if name.startswith(prefix):
+                count += 1
+                lite = name[len(prefix) :]
+                if listed_max and lite > (h.after or "") and (h.part or "") in lite:
+                    found.append(lite)
             if number % ROWS_IN_TURN == 0:
+                first, found = heapq.nsmallest(listed_max, first + found), []
                 yield
+        first = heapq.nsmallest(listed_max, first + found)
         info = ParentTopicInfo(
             topic=config.topic_name,
             ttl=attributes.expiration_minutes(config),
             groups=self._groups_by_topic().get(config.topic_name),
             lmq_num=self._store.consume_queues.light_count,
             lite_topic_count=count,
+            listed=[self._listed(lite_topics.queue_name(config.topic_name, lite), lite) for lite in first]
+            if listed_max
+            else None,
         )
         return reply(request.opaque, body=lite_bodies.encode(info))
+
+    def _listed(self, queue: str, name: str) -> ListedLiteTopic:
+        low, high = self._store.queue_range(queue, QUEUE_ID)
+        return ListedLiteTopic(
+            lite_topic=name,
+            min_offset=low,
+            max_offset=high,
+            last_update_timestamp=self._store.store_time_at(queue, QUEUE_ID, high - 1) if high else 0,
+            subscriber_count=len(self._shown_subscribers(queue)),
+        )
 
     async def topic(self, peer: Peer, request: Request[LiteTopicInfoHeader], body: bytes) -> bytes:
         """GET_LITE_TOPIC_INFO (200076): the offsets and clients of one lite topic."""

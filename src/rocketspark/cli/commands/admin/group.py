@@ -1,4 +1,4 @@
-"""`group list|show|lag|members|reset|delete|create|set-mode`: consumer groups, how far they are, and their settings."""
+"""`group list|show|lag|lag-lite|members|reset|delete|create|set-mode`: consumer groups, their progress and settings."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rocketspark.admin.clients import GroupMembers, Member
+    from rocketspark.admin.lite_topics import LiteGroupLag
     from rocketspark.admin.offsets import OffsetChange
     from rocketspark.admin.operations import AsyncAdmin
     from rocketspark.admin.progress import GroupLag, GroupState, QueueLag
@@ -262,6 +263,43 @@ def _lag_table(found: GroupLag) -> Table:
         f" {found.consume_tps:.1f} a second"
     )
     return table(("topic", "broker", *figures, "last consumed", "client"), rows, right=figures, title=title)
+
+
+@app.command("lag-lite")
+def lag_lite(
+    group: Name,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many lite topics at most.")] = 20,
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print how far a group is behind in lite topics, in all and in those in which it is farthest behind.
+
+    Example: `rocketspark group lag-lite agents --watch 5`
+    """
+    run_watched(
+        at,
+        watch,
+        lambda operations: operations.lite_group_lag(group, limit=limit),
+        json=json,
+        told=lambda found: {
+            "group": found.group,
+            "topic": found.topic,
+            "lag": found.lag,
+            "waiting_since_ms": found.waiting_since_ms,
+            "lite_topics": found.topics,
+        },
+        drawn=_lite_lag_table,
+    )
+
+
+def _lite_lag_table(found: LiteGroupLag) -> Table:
+    rows = (
+        (*(t.name, t.broker_name, f"{t.lag:,}"), clock(t.waiting_since_ms) if t.waiting_since_ms > 0 else "")
+        for t in found.topics
+    )
+    title = f"{found.group}: {counted(found.lag, 'message')} behind in lite topics of {found.topic}"
+    return table(("lite topic", "broker", "lag", "waits since"), rows, right=("lag",), title=title)
 
 
 def _span(ms: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`topic list|show|create|update|delete`: tables for people, JSON for scripts."""
+"""`topic list|show|create|update|delete|list-lite|show-lite`: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from rocketspark.cli.operate import (
     table,
 )
 from rocketspark.cli.options import HERE, ClusterAccess, Json
+from rocketspark.cli.texts import clock, span
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
     from rocketspark.admin.broker_states import TopicTraffic
     from rocketspark.admin.cluster_client import BrokerState, TopicMade, TopicState
+    from rocketspark.admin.lite_topics import LiteTopicList, LiteTopicState
     from rocketspark.admin.operations import AsyncAdmin
 
 # Topics that brokers make for themselves, beside those named after clusters and brokers.
@@ -144,7 +146,7 @@ def users_topics(topics: Iterable[str], brokers: Iterable[BrokerState]) -> list[
 
 @app.command()
 def show(topic: Name, watch: Watch = None, at: ClusterAccess = HERE, json: Json = False) -> None:
-    """Print a topic's queues: where they are, and which offsets they hold.
+    """Print a topic's attributes and its queues: where they are, and which offsets they hold.
 
     Example: `rocketspark topic show orders --json`
 
@@ -165,7 +167,12 @@ def _state_fields(state: TopicState) -> dict[str, Any]:
         }
         for q in state.queues
     ]
-    told = {"topic": state.topic, "messages": state.message_count, "queues": queues}
+    told = {
+        "topic": state.topic,
+        "messages": state.message_count,
+        "queues": queues,
+        "attributes": state.attributes,
+    }
     return told | {"type": state.message_type} if state.message_type else told
 
 
@@ -179,7 +186,8 @@ def _state_table(state: TopicState) -> Table:
         for q in state.queues
     )
     kind = f", type {state.message_type}" if state.message_type else ""
-    title = f"{state.topic}: {state.message_count:,} messages{kind}"
+    more = "".join(f", {name}={value}" for name, value in state.attributes.items() if name != "message.type")
+    title = f"{state.topic}: {state.message_count:,} messages{kind}{more}"
     return table(("broker", *figures), rows, right=figures, title=title)
 
 
@@ -343,3 +351,112 @@ def delete(
         print_json({"topic": topic, "brokers": names})
     else:
         print(f"deleted {shown(topic)} on {listed(names)}")
+
+
+# -- lite topics -------------------------------------------------------------------------------------------------------
+
+
+@app.command("list-lite")
+def list_lite(
+    topic: Name,
+    contains: Annotated[str, typer.Option("--contains", help="Only those with this in their names.")] = "",
+    after: Annotated[str, typer.Option("--after", help="Only those whose names come after this one.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")] = 100,
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print the lite topics of a topic, by name: messages, when each got the newest one, and how many subscribed.
+
+    Example: `rocketspark topic list-lite chats --contains session`
+    """
+    run_watched(
+        at,
+        watch,
+        lambda operations: operations.list_lite_topics(topic, part=contains, after=after, limit=limit),
+        json=json,
+        told=_lite_fields,
+        drawn=_lite_table,
+    )
+
+
+def _lite_fields(found: LiteTopicList) -> dict[str, Any]:
+    return {
+        "topic": found.topic,
+        "expiration_minutes": found.expiration_minutes,
+        "groups": found.groups,
+        "count": found.count,
+        "lite_topics": found.topics,
+        "more": found.more,
+        "whole": found.is_whole,
+    }
+
+
+def _lite_table(found: LiteTopicList) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    figures = ("oldest offset", "next offset", "messages", "subscribers")
+    rows = (
+        (
+            *(each.name, each.broker_name),
+            *(f"{n:,}" for n in (each.min_offset, each.max_offset, each.max_offset - each.min_offset)),
+            *(f"{each.subscribers:,}", clock(each.newest_ms) if each.newest_ms > 0 else ""),
+        )
+        for each in found.topics
+    )
+    kept = "never expire" if found.expiration_minutes < 1 else f"expire {span(found.expiration_minutes * 60_000)} after"
+    after = "" if found.expiration_minutes < 1 else " the newest message"
+    title = f"{found.topic}: {found.count:,} lite topics, which {kept}{after}; groups: {listed(found.groups) or 'none'}"
+    parts: list[RenderableType] = [
+        table(("lite topic", "broker", *figures, "newest message"), rows, right=figures, title=title)
+    ]
+    if found.more:
+        parts.append(Text(f"more: --after {shown(found.topics[-1].name)}"))
+    if not found.is_whole:
+        parts.append(Text("some are missing: this broker tells only those that groups are behind in or subscribed to"))
+    return Group(*parts)
+
+
+@app.command("show-lite")
+def show_lite(
+    topic: Name,
+    lite_topic: Annotated[str, typer.Argument(help="The lite topic.", show_default=False)],
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print a lite topic: its offsets, who subscribed to it, and how far each group is.
+
+    Example: `rocketspark topic show-lite chats session-42`
+    """
+    run_watched(
+        at,
+        watch,
+        lambda operations: operations.show_lite_topic(topic, lite_topic),
+        json=json,
+        told=lambda found: found,
+        drawn=_lite_state,
+    )
+
+
+def _lite_state(found: list[LiteTopicState]) -> Group:
+    from rich.console import Group
+
+    parts: list[RenderableType] = []
+    for each in found:
+        newest = f", the newest of {clock(each.newest_ms)}" if each.newest_ms > 0 else ""
+        offsets = f"offsets {each.min_offset:,} to {each.max_offset:,}{newest}"
+        title = f"{each.name} of {each.topic} on {each.broker_name}: {offsets}"
+        groups = (
+            (
+                *(g.group, "" if g.offset is None else f"{g.offset:,}", "" if g.lag is None else f"{g.lag:,}"),
+                clock(g.waiting_since_ms) if g.waiting_since_ms > 0 else "",
+            )
+            for g in each.groups
+        )
+        parts.append(
+            table(("group", "next offset", "lag", "waits since"), groups, right=("next offset", "lag"), title=title)
+        )
+        parts.append(table(("group", "client"), ((s.group, s.client_id) for s in each.subscribers)))
+    return Group(*parts)

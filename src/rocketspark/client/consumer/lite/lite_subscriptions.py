@@ -29,6 +29,7 @@ from rocketspark.protocol.json.lite_bodies import (
     OffsetOption,
     OffsetOptionType,
 )
+from rocketspark.protocol.lite_topics import BIND_TOPIC
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
@@ -36,7 +37,6 @@ log = logging.getLogger("rocketspark.client")
 AGAIN_S = 30.0
 TROUBLE_S = 1.0
 # The group's attribute, and what holds without it.
-BIND_TOPIC = "lite.bind.topic"
 QUOTA, QUOTA_DEFAULT = "lite.sub.client.quota", 2000
 
 Position = Literal["group", "first", "end"]
