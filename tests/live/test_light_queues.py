@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,10 @@ def test_offsets_are_in_rocketmqs_file_and_in_ours(tmp_path: Path) -> None:
     assert run(main(**LIGHT)) == {"g": 2, "%LMQ%g": 2}
     # Switched off it goes on with the same offsets, and on again too.
     assert run(main()) == {"g": 4, "%LMQ%g": 4}
-    assert run(main(**LIGHT))["g"] == 6
+    # A copy of the store may have both files from one moment.
+    for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
+        os.utime(tmp_path / "config" / name, (1, 1))
+    assert run(main(**LIGHT)) == {"g": 6, "%LMQ%g": 6}
 
 
 def test_a_slave_gives_out_the_light_queues_of_its_master(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The two files of offsets where there are light queues: consumerOffset.json, and RocketMQ's lmqConsumerOffset.json.
 
 Rule: with light queues RocketMQ reads the second alone, and keeps offsets of groups named %LMQ%… in a table of their
-own there; without, it reads the first alone. Both are written, and the newer one is read, so either broker goes on.
+own there; without, it reads the first alone. Both are written, and the newer one is read, so either broker goes on. The
+second is written while it is there, as a copy of a store may not tell which of the two is newer.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class OffsetFiles(JsonFile[OffsetTable]):
         return usual
 
     def write(self, text: bytes) -> None:
-        """Replace both files, or the first alone without light queues. Raises StoreFull or StoreUnwritable."""
+        """Replace both files; the first alone if there never were light queues. Raises StoreFull, StoreUnwritable."""
         self._usual.write(text)
-        if self._has_light:
+        if self._has_light or self._paths[1].exists():
             self._light.write(with_light_groups(text))
 
 
