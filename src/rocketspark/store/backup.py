@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from rocketspark import machine
-from rocketspark.errors import ConfigError, StoreUnwritable
+from rocketspark.errors import ConfigError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.deleted_topics import VERSION as DELETED_VERSION
 from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import failure
+from rocketspark.store.files.system_calls import OsFiles, failure
 
 VERSION = 1
 DESCRIPTION = "backup.json"
@@ -113,7 +113,8 @@ def restore(
     with_identity: bool = True,
     tell: Tell = lambda files, copied: None,
 ) -> Copied:
-    """Copy a backup into a new store's folder, which must be empty or not there.
+    """Copy a backup into a new store's folder, which must be empty or not there, or hold what a restore left that was
+    broken off.
 
     Without `with_identity` the broker gets a new number from its controller: for a copy that runs beside the original.
     Raises ConfigError if it is no whole backup, or the folder is in use; StoreFull, StoreUnwritable.
@@ -124,12 +125,24 @@ def restore(
         raise ConfigError(f"{source} is no backup: it has no {DESCRIPTION}")
     if description["state"] != "whole":
         raise ConfigError(f"the backup in {source} was broken off: make it again before it is restored")
-    if root.exists() and any(root.iterdir()):
+    mark = root / config_files.RESTORE_MARK
+    left = [path for path in root.iterdir() if path != mark] if root.exists() else []
+    if left and not mark.exists():
         raise ConfigError(f"{root} is not empty: restore into a new folder, so that nothing is overwritten")
-    copy = _Copy(tell)
+    # No broker starts on a part of it.
+    _write(mark, str(source))
+    files, copy = OsFiles(), _Copy(tell)
+    try:
+        for path in left:
+            files.remove_tree(str(path))
+    except OSError as e:
+        raise failure(e, "remove", str(root)) from e
     for name in ("abort", *_FIRST, *_NEXT, _COMPACTED, _LOG):
         if with_identity or name not in _IDENTITY:
             copy.whole(source / name, root / name)
+    files.sync_all(str(root))
+    mark.unlink()
+    files.sync_directory(str(root))
     return Copied(copy.files, copy.copied_bytes, copy.same_files)
 
 
@@ -169,6 +182,12 @@ def _bound_deletions(target: Path) -> None:
         _write(path, config_files.sealed({"version": DELETED_VERSION, "topics": bounded}))
 
 
+def _failure(error: OSError, source: Path, target: Path) -> StoreFull | StoreUnwritable:
+    """Return the store's error for one of a copy: it is the target whose disk may be full."""
+    found = failure(error, "write", str(target))
+    return found if isinstance(found, StoreFull) else failure(error, "copy", error.filename or str(source))
+
+
 class _Copy:
     def __init__(self, tell: Tell) -> None:
         self.files = self.copied_bytes = self.same_files = 0
@@ -186,7 +205,7 @@ class _Copy:
             elif target.exists():
                 target.unlink()
         except OSError as e:
-            raise failure(e, "copy", str(source)) from e
+            raise _failure(e, source, target) from e
 
     def log(self, source: Path, target: Path) -> None:
         """Copy the log's folder, but for files that are there already: a copy has its file's time if that was sealed.
@@ -203,7 +222,7 @@ class _Copy:
                 else:
                     self._file(source / name, target / name, keep_time=sealed)
         except OSError as e:
-            raise failure(e, "copy", str(source)) from e
+            raise _failure(e, source, target) from e
 
     def compacted(self, source: Path, target: Path) -> None:
         """Copy compaction logs, each as it is at one moment: a compaction puts new segments in the place of others."""
@@ -214,7 +233,7 @@ class _Copy:
                     for name, read in _at_one_moment(folder, stack).items():
                         self._open_file(read, target / folder.relative_to(source) / name)
         except OSError as e:
-            raise failure(e, "copy", str(source)) from e
+            raise _failure(e, source, target) from e
 
     def _folder(self, source: Path, target: Path) -> None:
         for name in self._clear(source, target):

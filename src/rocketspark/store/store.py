@@ -26,7 +26,7 @@ from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
 from rocketspark.store.deleted_topics import DeletedTopics
-from rocketspark.store.files import checkpoint, store_number
+from rocketspark.store.files import checkpoint, config_files, store_number
 from rocketspark.store.files.mapped_file_queue import MappedFiles
 from rocketspark.store.files.system_calls import (
     SPARE_BYTES,
@@ -105,10 +105,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Lock the directory and recover its files.
 
         Raises StoreLocked if another process has it, StoreUnwritable or StoreFull if it cannot be written,
-        ConfigError if its files are of other sizes than the settings say.
+        ConfigError if its files are of other sizes than the settings say, or a restore of them was broken off.
         """
-        s = self.settings
-        root = s.root
+        s, root = self.settings, self.settings.root
+        config_files.check_restored(root)
         for path in (root, f"{root}/config", s.commit_log or f"{root}/commitlog", f"{root}/consumequeue"):
             try:
                 make_folder(self._files, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -12,7 +13,7 @@ import pytest
 from tests.unit.store.test_recovery import assert_agrees
 
 from rocketspark.cli.commands.backup import restore as restore_command
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store import Store
 from rocketspark.store.backup import backup, restore
 
@@ -201,6 +202,34 @@ def test_what_cannot_be_is_told(make_store: Any, send: Any, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="version 2"):
         restore(tmp_path / "b", tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.shows("store: a full disk")
+def test_a_restore_that_was_broken_off_is_no_store_and_is_made_again(
+    make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    fill(store, send, 0, 10)
+    backup(store.settings.root, tmp_path / "b")
+
+    def full(*piece: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    new = tmp_path / "new"
+    with monkeypatch.context() as patched:
+        patched.setattr("rocketspark.store.backup._Copy._piece", full)
+        with pytest.raises(StoreFull, match=f"to write {tmp_path}/other/") as other:
+            backup(store.settings.root, tmp_path / "other")
+        with pytest.raises(StoreFull, match=f"to write {new}/") as refused:
+            restore(tmp_path / "b", new)
+    assert refused.value.free_bytes > 0 < other.value.free_bytes
+    with pytest.raises(ConfigError, match="`rocketspark restore` with this folder once more"):
+        make_store(new)
+    restore(tmp_path / "b", new)
+    restored = make_store(new)
+    assert [restored.queue_range("t0", q) for q in range(3)] == [store.queue_range("t0", q) for q in range(3)]
+    with pytest.raises(ConfigError, match="not empty"):
+        restore(tmp_path / "b", new)
 
 
 def test_a_store_without_a_message_is_backed_up(make_store: Any, send: Any, tmp_path: Path) -> None:

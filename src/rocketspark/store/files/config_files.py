@@ -18,6 +18,8 @@ from rocketspark.model.conf_lines import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure, make_folder
 
+# In a store's folder while a backup is copied into it.
+RESTORE_MARK = "restoreUnderWay"
 _SEAL = re.compile(r'\{"crc":([0-9]{1,10}),')
 
 
@@ -71,6 +73,14 @@ def check_version(path: str, known: int, *, beside: str = "") -> None:
         raise ConfigError(
             f"{path} is of version {found}, this program reads version {known}: start the newer program, or move the"
             " file away"
+        )
+
+
+def check_restored(root: str) -> None:
+    """Raise ConfigError if a backup was not copied whole into a store's folder: messages would be missing."""
+    if os.path.exists(f"{root}/{RESTORE_MARK}"):
+        raise ConfigError(
+            f"the backup was not restored whole into {root}: run `rocketspark restore` with this folder once more"
         )
 
 
