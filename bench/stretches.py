@@ -212,7 +212,27 @@ def crowds() -> Iterator[Largest]:
     yield Largest("200 times its time spans", Code.QUERY_CONSUME_TIME_SPAN, asked, b"", count=200)
 
 
-KINDS = (sends, heartbeats, queue_locks, filters, tables, pops, crowds)
+def lite_topics() -> Iterator[Largest]:
+    """Subscriptions to many lite topics, and their end."""
+    topic = {"topic": "bench-lite", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    topic |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+    made = topic | {"attributes": "+message.type=LITE"}
+    yield Largest("topic of lite topics", Code.UPDATE_AND_CREATE_TOPIC, made, b"")
+    group = {"groupName": "bench-lite", "attributes": {"+lite.bind.topic": "bench-lite"}}
+    yield Largest("its group", Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, msgspec.json.encode(group))
+    change = {"clientId": "c", "group": "bench-lite", "topic": "bench-lite"}
+    names = [f"lite-{n}" for n in range(40_000)]
+    for name, action, listed in (
+        ("40,000 lite topics", "COMPLETE_ADD", names),
+        ("others in their place", "COMPLETE_ADD", ["one", *names[:100]]),
+        ("40,000 again", "COMPLETE_ADD", names),
+        ("the end of all", "COMPLETE_REMOVE", list[str]()),
+    ):
+        body = msgspec.json.encode({"subscriptionSet": [change | {"action": action, "liteTopicSet": listed}]})
+        yield Largest(name, Code.LITE_SUBSCRIPTION_CTL, {}, body)
+
+
+KINDS = (sends, heartbeats, queue_locks, filters, tables, pops, crowds, lite_topics)
 
 
 class Turns:
@@ -246,6 +266,8 @@ class Turns:
                 store_root=str(root),
                 property_filter=True,
                 refuse_when_behind=False,
+                lmq=True,
+                multi_dispatch=True,
                 **small,
             )
             server = BrokerServer(settings)

@@ -226,3 +226,9 @@ def test_a_held_pop_ends_with_its_time(link: Link) -> None:
     popped = link.pop("nobody-yet", pollTime="300", bornTime=str(born_ms))
     assert (popped.code, popped.head["remark"]) == (210, "NO_MESSAGE_IN_QUEUE")
     assert time.time() * 1000 >= born_ms + 200
+
+
+def test_who_ends_what_he_does_not_have_is_not_kept(link: Link) -> None:
+    asked = {"parentTopic": TOPIC, "group": "phones", "clientId": "nobody"}
+    assert link.change("PARTIAL_REMOVE", ["a"], "nobody") == [0, None]
+    assert json.loads(link.ask(200077, asked)[1])["liteTopicCount"] == -1

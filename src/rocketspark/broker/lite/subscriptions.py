@@ -8,6 +8,7 @@ liteSubscriptionCheckTimeoutMills is forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from rocketspark.broker.lite import attributes
@@ -29,6 +30,9 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Sender
 
 log = LimitedLog("rocketspark.broker")
+
+# Of a client that is forgotten so many end in one turn: some ms.
+QUEUES_IN_TURN = 256
 
 # As a quota error of RocketMQ reads, which clients show.
 _QUOTA = "org.apache.rocketmq.broker.lite.LiteQuotaException: lite subscription quota exceeded %d"
@@ -183,12 +187,14 @@ class LiteSubscriptions:
             self.remove_all(client_id)
 
     def expire_steps(self, now_ms: int) -> Iterator[None]:
-        """Forget the clients that were not heard of for long; yields after each."""
+        """Forget the clients that were not heard of for long; yields after each, and after some queues of one."""
         timeout_ms = self._settings.lite_subscription_timeout_ms
         for client_id, found in list(self.clients.items()):
-            if now_ms - found.updated_ms > timeout_ms:
-                log.info("the lite subscriptions of client %s expired", shown(client_id))
-                self.remove_all(client_id)
+            while now_ms - found.updated_ms > timeout_ms and self.clients.get(client_id) is found:
+                self.remove(found, list(islice(found.queues, QUEUES_IN_TURN)), begin_anew=False)
+                if not found.queues:
+                    log.info("the lite subscriptions of client %s expired", shown(client_id))
+                    self.remove_all(client_id)
                 yield
 
     # -- questions ------------------------------------------------------------------------------------------------

@@ -108,9 +108,15 @@ class LiteSubscriptionHandler:
             # One of another group is another's; a proxy that a client left may say so after the next one has it.
             if found is None or found.subscriber.group != group or known.is_told_elsewhere(client_id, peer):
                 return
-            known.remove_all(client_id)
+            async for part in self._scans.pieces(list(found.queues)):
+                known.remove(found, part, begin_anew=False)
+            if known.clients.get(client_id) is found and not found.queues:
+                known.remove_all(client_id)
             return
         if change.action == LiteAction.PARTIAL_REMOVE:
+            if client_id not in known.clients:
+                # Nothing is to be removed, and nothing is kept of who it is.
+                return
             anew = attributes.is_true(self._groups.table.get(group), attributes.RESET_UNSUBSCRIBE)
             found = known.of_client(client_id, group, topic)
             async for part in self._scans.pieces(names):
@@ -132,11 +138,13 @@ class LiteSubscriptionHandler:
             return
         brokers = await self._sharding.brokers_of(topic)
         # What else the names say belongs to other brokers, or is sent by nobody.
-        wanted = [
-            lite_topics.queue_name(topic, name)
-            for name in dict.fromkeys(names)
-            if name and self._sharding.may_have(topic, name) and self._sharding.has(brokers, topic, name)
-        ]
+        wanted = list[str]()
+        async for some in self._scans.pieces(list(dict.fromkeys(names))):
+            wanted += [
+                lite_topics.queue_name(topic, name)
+                for name in some
+                if name and self._sharding.may_have(topic, name) and self._sharding.has(brokers, topic, name)
+            ]
         if not is_partial:
             kept = dict.fromkeys(wanted)
             async for part in self._scans.pieces([queue for queue in found.queues if queue not in kept]):
