@@ -123,13 +123,16 @@ def test_every_command_completes_them() -> None:
                 assert parameter._custom_shell_complete is not None, (command.name, parameter.name)
 
 
-def test_a_shell_is_answered(cluster: Cluster) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_answered(cluster: Cluster, shell: str) -> None:
     line = f"rocketspark topic show --namesrv {cluster.namesrv} ord"
-    asked = {"_ROCKETSPARK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "5"}
+    asked = {"_ROCKETSPARK_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": "5"}
+    asked |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     call_ = [
         sys.executable,
         "-c",
         "from rocketspark.cli import completion, main; completion.ANSWER_S = 60; main.main()",
     ]
     done = subprocess.run(call_, capture_output=True, text=True, env=os.environ | asked, timeout=LIMIT_S)
-    assert (done.stdout.split(), done.stderr) == (["orders", "orders-old"], "")
+    expected = ["_arguments", "'*:", ':(("orders"', '"orders-old"))\''] if shell == "zsh" else ["orders", "orders-old"]
+    assert (done.stdout.split(), done.stderr) == (expected, "")

@@ -263,6 +263,18 @@ def test_a_member_of_a_group_ends_too_and_the_next_goes_on(shell: Shell) -> None
     assert shell(*group) == b"0 1 "
 
 
+@pytest.mark.shows("command line: consume reads several topics, with a group too")
+def test_several_topics_are_read_as_one(shell: Shell) -> None:
+    for topic in ("left", "right"):
+        one_queue(shell, topic, 3)
+    both = ("consume", "left", "right", "left", "--from", "first", "--exit", "-f", r"%t %s\n")
+    expected = [b"left 0", b"left 1", b"left 2", b"right 0", b"right 1", b"right 2"]
+    assert sorted(shell(*both).splitlines()) == expected
+    assert sorted(shell(*both, "--group", "readers").splitlines()) == expected
+    assert shell(*both, "--group", "readers") == b""
+    assert b"nowhere" in shell("consume", "left", "nowhere", "--exit", code=1)
+
+
 def test_a_member_that_is_given_no_queue_ends_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

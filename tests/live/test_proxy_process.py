@@ -29,12 +29,14 @@ pytestmark = pytest.mark.shows(
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]
 PORTS = ["--namesrv-port", "0", "--broker-port", "0"]
+METRICS_PORT = free_ports()
+METERED = ["--grpc-port", "0", "--grpc-metrics-port", str(METRICS_PORT)]
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*COMMAND, "server", *PORTS, "--grpc-port", "0", "--store", str(tmp_path / "store")],
+        [*COMMAND, "server", *PORTS, *METERED, "--store", str(tmp_path / "store")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,6 +95,7 @@ def test_the_proxy_comes_back_and_ends_with_its_server(server: subprocess.Popen[
     ready = re.fullmatch(r"ready namesrv=\S+ broker=\S+ grpc=(127\.0\.0\.1:\d+)\n", server.stdout.readline())
     assert ready is not None
     assert answers(ready[1])
+    assert b"rocketmq_proxy_up" in scraped(f"127.0.0.1:{METRICS_PORT}")
     first = child_of(server.pid)
     # Where both want a core, clients of the broker go before those of the proxy.
     behind = {min(os.getpriority(os.PRIO_PROCESS, server.pid) + BEHIND, 19)}
@@ -101,6 +104,7 @@ def test_the_proxy_comes_back_and_ends_with_its_server(server: subprocess.Popen[
     wait_until(lambda: child_of(server.pid) not in (0, first) and answers(ready[1]))
     second = child_of(server.pid)
     assert priorities(second) == behind
+    assert b"rocketmq_proxy_up" in scraped(f"127.0.0.1:{METRICS_PORT}")
     server.kill()
     server.wait(60)
     wait_until(
@@ -165,6 +169,13 @@ def test_several_processes_share_the_port() -> None:
             process.terminate()
             process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_metrics_of_a_proxy_that_is_not_started_are_refused(tmp_path: Path) -> None:
+    given = ["--no-grpc", "--grpc-metrics-port", str(METRICS_PORT), "--store", str(tmp_path / "store")]
+    done = subprocess.run([*COMMAND, "server", *PORTS, *given], capture_output=True, text=True, timeout=60)
+    says = "error: --grpc-metrics-port: no gRPC is served, so there is no process with these metrics"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, says)
 
 
 def test_metrics_of_one_process_are_on_its_ready_line_and_of_several_need_ports() -> None:

@@ -1,4 +1,4 @@
-"""`consume`: prints the messages of a topic as they come. Rule: exactly the printed messages are committed; without a
+"""`consume`: prints the messages of topics as they come. Rule: exactly the printed messages are committed; without a
 format, one message is one line on stdout.
 """
 
@@ -32,7 +32,7 @@ NO_GROUP = "rocketspark_tail"
 FOLLOW_MS = 3000
 # A poll waits so long: where nothing ends by itself, and where the end may be reached by messages that are left out.
 POLL_MS, POLL_TO_END_MS = 1000, 50
-# A member that has no queue for so long gets none: members share them anew every 20 s.
+# A member that has no queue of a topic for so long gets none: members share them anew every 20 s.
 WITHOUT_QUEUES_S = 30.0
 # Bytes of messages in the form to print that are kept before they are written.
 WRITE_BYTES = 1 << 20
@@ -130,7 +130,7 @@ RANGE, FORM = Range(), Form()
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="The topic to read.", show_default=False)],
+    topic: Annotated[list[str], typer.Argument(help="The topic to read; several too.", show_default=False)],
     *,
     which: Range = RANGE,
     group: Annotated[
@@ -139,11 +139,13 @@ def consume(
     form: Form = FORM,
     at: ClusterAccess = HERE,
 ) -> None:
-    """Print the messages of a topic as they come, until Ctrl-C.
+    """Print the messages of topics as they come, until Ctrl-C.
 
     With --json each message is one line of JSON; a body that is no UTF-8 text stands there as body_base64.
 
     Example: `rocketspark consume numbers --from first --json`
+
+    Example: `rocketspark consume orders bills --group billing`
     """
     from rocketspark.cli.serving.serve import loop_factory
 
@@ -158,6 +160,7 @@ def consume(
             raise typer.BadParameter("with --group there is --exit alone", param_hint="--until")
         if start.offset not in (None, 0):
             raise typer.BadParameter("with --group it is first, last or a time", param_hint="--from")
+    topics = list(dict.fromkeys(topic))
     printing = Printing(form.printed(), which.count_max)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Blocked it is ignored as well, and the runner has its handler, which SIGTERM calls: what is printed is noted.
@@ -165,13 +168,13 @@ def consume(
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if group is None:
-            runner.run(_tail(topic, start, until, which, at, printing))
+            runner.run(_tail(topics, start, until, which, at, printing))
         else:
-            runner.run(_join(topic, start, until, group, which.tags, at, printing))
+            runner.run(_join(topics, start, until, group, which.tags, at, printing))
 
 
 async def _tail(
-    topic: str, start: Where, until: Where | None, which: Range, at: ClusterAccess, printing: Printing
+    topics: list[str], start: Where, until: Where | None, which: Range, at: ClusterAccess, printing: Printing
 ) -> None:
     """Read every queue from where the user wants it, in no group."""
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
@@ -183,34 +186,41 @@ async def _tail(
     if start.offset is not None and start.offset >= 0:
         later = "first"
     async with AsyncPullConsumer(at.namesrv, NO_GROUP, consume_from=later, **options) as consumer:
-        queues = _chosen(which.queue, await consumer.queues(topic))
+        queues = _chosen(which.queue, await _queues(consumer, topics))
         ends = Ends(consumer, until, cuts=True)
         if until is not None:
             await ends.fix(queues)
         await consumer.assign(queues, which.tags)
         for queue in queues:
             await consumer.seek(queue, await start.of(consumer, queue))
-        following = asyncio.ensure_future(_follow(consumer, topic, which.tags, every=until is None and not which.queue))
+        following = asyncio.ensure_future(
+            _follow(consumer, topics, which.tags, every=until is None and not which.queue)
+        )
         try:
             await printing.run(consumer, ends, least=start.offset or 0)
         finally:
             following.cancel()
 
 
-async def _follow(consumer: AsyncPullConsumer, topic: str, tags: str, *, every: bool) -> None:
-    """Read queues too that the topic gets while it is read: more of them, or those of a broker that comes back."""
+async def _queues(consumer: AsyncPullConsumer, topics: list[str]) -> list[MessageQueue]:
+    """Return the queues of topics; raises RouteNotFound for one that is not there."""
+    return [queue for topic in topics for queue in await consumer.queues(topic)]
+
+
+async def _follow(consumer: AsyncPullConsumer, topics: list[str], tags: str, *, every: bool) -> None:
+    """Read queues too that topics get while they are read: more of them, or those of a broker that comes back."""
     from rocketspark.errors import RocketSparkError
 
     while every:
         await asyncio.sleep(FOLLOW_MS / 1000)
         with contextlib.suppress(RocketSparkError):  # It is looked again.
-            found, read = await consumer.queues(topic), set(consumer.assignment())
+            found, read = await _queues(consumer, topics), set(consumer.assignment())
             if not read.issuperset(found):
                 await consumer.assign(sorted(read.union(found)), tags)
 
 
 async def _join(
-    topic: str, start: Where, until: Where | None, group: str, tags: str, at: ClusterAccess, printing: Printing
+    topics: list[str], start: Where, until: Where | None, group: str, tags: str, at: ClusterAccess, printing: Printing
 ) -> None:
     """Read the share of a member of a group, and commit."""
     from rocketspark.client.consumer.pull_consumer import AsyncPullConsumer
@@ -218,10 +228,11 @@ async def _join(
     begin: Any = "first" if start.offset is not None else "last" if start.time_ms is None else start.time_ms
     async with AsyncPullConsumer(at.namesrv, group, consume_from=begin, **at.client_options()) as consumer:
         ends = Ends(consumer, until, cuts=False)
-        queues = await consumer.queues(topic)  # Says so if there is no such topic.
+        queues = await _queues(consumer, topics)
         if until is not None:
             await ends.fix(queues)
-        consumer.subscribe(topic, tags)
+        for topic in topics:
+            consumer.subscribe(topic, tags)
         await printing.run(consumer, ends)
 
 
@@ -268,12 +279,14 @@ class Ends:
         if self._offsets is None:
             await self.fix(self._queues)
             return False
-        if not (read := self._consumer.assignment()):
-            if time.monotonic() < self._since_s + WITHOUT_QUEUES_S:
-                return False
+        read = self._consumer.assignment()
+        if {queue.topic for queue in read}.issuperset(queue.topic for queue in self._queues):
+            self._since_s = time.monotonic()
+        elif time.monotonic() < self._since_s + WITHOUT_QUEUES_S:
+            return False
+        elif not read:
             print("other members of the group have all queues", file=sys.stderr)
             return True
-        self._since_s = time.monotonic()
         return all([await self._consumer.position(queue) >= self._offsets.get(queue, 0) for queue in read])
 
 

@@ -106,6 +106,38 @@ class ConsoleBeside(NamedTuple):
             ConsoleSettings(port=self.console_port).check()
 
 
+class GrpcBeside(NamedTuple):
+    """The options of `server` about its proxy for RocketMQ 5's gRPC protocol."""
+
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The port of RocketMQ 5's gRPC protocol, served by a process beside; 0 takes a free one"
+            " [default: 8081 if it is free and the extra grpc is installed].",
+        ),
+    ] = None
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False
+    grpc_metrics_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where that process serves its metrics to Prometheus."),
+    ] = None
+
+    def port(self, settings: BrokerSettings) -> int | None:
+        """Return the port to serve gRPC on, None for none. Raises ConfigError."""
+        from rocketspark.cli.serving.proxy_process import port_beside
+
+        found = None if self.no_grpc else port_beside(settings.listen_host or "127.0.0.1", self.grpc_port)
+        if found is None and self.grpc_metrics_port is not None:
+            raise ConfigError("--grpc-metrics-port: no gRPC is served, so there is no process with these metrics")
+        return found
+
+    def options(self) -> list[str]:
+        """Return what the process gets of these options beside its port."""
+        return [] if self.grpc_metrics_port is None else ["--metrics-port", str(self.grpc_metrics_port)]
+
+
 class BrokerOptions(NamedTuple):
     """The options of `broker` that win over its broker.conf."""
 
@@ -148,23 +180,14 @@ class BrokerOptions(NamedTuple):
         return settings
 
 
-_BESIDE, _FLEET, _BROKER, _CONSOLE = BrokerBeside(), Fleet(), BrokerOptions(), ConsoleBeside()
+_BESIDE, _FLEET, _BROKER, _CONSOLE, _GRPC = BrokerBeside(), Fleet(), BrokerOptions(), ConsoleBeside(), GrpcBeside()
 
 
 def server(
     namesrv_port: Port = 9876,
     beside: BrokerBeside = _BESIDE,
     fleet: Fleet = _FLEET,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="The port of RocketMQ 5's gRPC protocol, served by a process beside; 0 takes a free one"
-            " [default: 8081 if it is free and the extra grpc is installed].",
-        ),
-    ] = None,
-    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="Do not serve gRPC.")] = False,
+    grpc: GrpcBeside = _GRPC,
     console: ConsoleBeside = _CONSOLE,
     secure: Annotated[
         bool,
@@ -213,7 +236,7 @@ def server(
     settings = beside.settings()
     settings.tls = tls.over(settings.tls)
     options = [*_options(beside.config, log_level), *tls.arguments()]
-    grpc = None if no_grpc else _grpc_port(settings, grpc_port)
+    grpc_port = grpc.port(settings)
     console.check()
     _tell_of_unserved(settings, fleet)
     door = _secured(settings, alone=fleet.replicas <= 1) if secure else None
@@ -261,8 +284,9 @@ def server(
             broker = await start_in(servers, BrokerServer(settings))
             addresses, between = [broker.address], ""
         last = ""
-        if grpc is not None:
-            last = f" grpc={await _proxy(servers, settings, grpc, log_level)}"
+        if grpc_port is not None:
+            more = [*grpc.options(), "--log-level", log_level.value]
+            last = f" grpc={await _proxy(servers, settings, grpc_port, more)}"
         if console.console_port is not None:
             from rocketspark.cli.serving.console_process import console_process
 
@@ -293,18 +317,12 @@ def _tell_of_unserved(settings: BrokerSettings, fleet: Fleet) -> None:
     )
 
 
-def _grpc_port(settings: BrokerSettings, asked: int | None) -> int | None:
-    from rocketspark.cli.serving.proxy_process import port_beside
-
-    return port_beside(settings.listen_host or "127.0.0.1", asked)
-
-
-async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, log_level: LogLevel) -> str:
-    """Start the proxy's process; returns its address."""
+async def _proxy(servers: AsyncExitStack, settings: BrokerSettings, port: int, more: list[str]) -> str:
+    """Start the proxy's process, with more options; returns its address."""
     from rocketspark.cli.serving.proxy_process import access_beside, proxy_process
 
     options, environment = access_beside(settings)
-    options += ["--log-level", log_level.value]
+    options += more
     host = settings.listen_host or "127.0.0.1"
     process = proxy_process(settings.namesrv_addresses, host, port, options, environment)
     return await process.start_in(servers)
