@@ -27,6 +27,7 @@ from tests.live.support import (
 )
 from tests.live.test_broker_retention import Disk
 
+from rocketspark import machine
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
 from rocketspark.errors import StoreUnwritable
@@ -296,6 +297,22 @@ def test_a_deleted_topic_goes_from_the_tier(tmp_path: Path) -> None:
             tiering._wanted.set()
             await until(lambda: not tiering.tier.queues)
             assert [p for p in (tmp_path / "tier").rglob("*") if p.is_file()] == []
+
+    run(main())
+
+
+def test_what_was_stored_by_a_clock_that_was_ahead_is_copied_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        waits = {"tiered_store_group_commit_timeout": 60_000}
+        async with tiered(tmp_path, **waits) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            with monkeypatch.context() as patched:
+                patched.setattr(machine, "time", lambda: time.time() + 3600)
+                await filled(peer, count=3)
+            await filled(peer, 3, 3)
+            await uploaded(server, 6)
 
     run(main())
 

@@ -146,7 +146,8 @@ class Tiering:
         now = now_ms()
         changed |= await self._writer.run(partial(tier.upload_keys, now))
         s = self._settings.tier
-        if s.tiered_store_delete_file_enable and now - self._expired_ms >= s.tiered_store_delete_file_interval:
+        expired_ago_ms = now - self._expired_ms
+        if s.tiered_store_delete_file_enable and not 0 <= expired_ago_ms < s.tiered_store_delete_file_interval:
             changed |= await self._writer.run(partial(tier.expire, now, s.tiered_store_file_reserved_time))
             self._expired_ms = now
         if changed:
@@ -214,8 +215,10 @@ class Tiering:
             tiered = tier.begin(topic, queue_id, queue.min, self._store.made_at(topic), now_ms())
         while (left := high - tiered.next) > 0:
             first = max(tiered.next, queue.min)
-            due_ms = self._store.store_time_at(topic, queue_id, first) + s.tiered_store_group_commit_timeout
-            if left < s.tiered_store_group_commit_count and due_ms > now_ms():
+            waited_ms = now_ms() - self._store.store_time_at(topic, queue_id, first)
+            # A clock that was ahead when they were stored, and still is for those that follow, holds nothing back.
+            is_due = not 0 <= waited_ms < s.tiered_store_group_commit_timeout
+            if left < s.tiered_store_group_commit_count and not is_due:
                 break
             messages = await self._take(
                 topic, queue_id, queue, tiered.next, min(left, s.tiered_store_group_commit_count)
