@@ -18,6 +18,7 @@ from tests.live.support import (
     pull,
     records,
     run,
+    send_header,
     sent,
     until,
 )
@@ -25,11 +26,15 @@ from tests.live.test_replication import Pair
 
 from rocketspark import Message, MessageQueue, Producer, PullConsumer, read_table
 from rocketspark.admin import Admin
+from rocketspark.broker.lite import parts
 from rocketspark.client import AsyncProducer
 from rocketspark.errors import RouteNotFound, SendFailed, UsageError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.light_queues import offset_of
+from rocketspark.protocol.message.batch import BatchItem
+from rocketspark.protocol.message.batch import encode as encode_batch
+from rocketspark.protocol.message.properties import encode
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -150,6 +155,39 @@ def test_what_commands_say_of_a_light_queue() -> None:
         for call in calls:
             with pytest.raises(RouteNotFound, match="'%LMQ%a' is a light queue, which has no route"):
                 call("%LMQ%a")
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_is_sent_to_a_lite_topic_while_its_topic_is_deleted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: bool
+) -> None:
+    monkeypatch.setattr(parts, "QUEUES_IN_TURN", 1)
+    names = ["%LMQ%$T$a", "%LMQ%$T$b", "%LMQ%$T$c", "%LMQ%$T$d"]
+
+    async def main() -> None:
+        async with broker(tmp_path, **LIGHT) as server, connected(server.address) as peer:
+            await create(peer, TOPIC, 1)
+            for name in names:
+                await sent(peer, b"old", TOPIC, 0, pairs={NAMES: name})
+            steps = server._lite.delete_parent_steps(TOPIC)
+            next(steps)
+            # The topic was made anew by then, as its senders go on.
+            if batch:
+                items = [BatchItem(0, body, encode({NAMES: ",".join(names[1:3])}).encode()) for body in (b"1", b"2")]
+                code = RequestCode.SEND_BATCH_MESSAGE
+                reply = await peer.request(code, send_header(TOPIC, 0, batch=True), encode_batch(items))
+                reply.raise_for_code("send")
+            else:
+                for name in names[1:3] * 2:
+                    await sent(peer, b"new", TOPIC, 0, pairs={NAMES: name})
+            list(steps)
+            assert sorted(name for name in server.store.queues() if "LMQ" in name) == names[1:3]
+            for name in names[1:3]:
+                found = records(await pull(peer, name, 0, 0))
+                assert [each.body for each in found] == ([b"1", b"2"] if batch else [b"new"] * 2)
+            assert server.store.before_light is None
+
+    run(main())
 
 
 def test_offsets_are_in_rocketmqs_file_and_in_ours(tmp_path: Path) -> None:

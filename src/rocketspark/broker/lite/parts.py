@@ -60,6 +60,8 @@ class LiteTopics:
         self._drop = drop
         self._run = run
         self._began_ms = steady_ms()
+        # Light queues of topics whose deletion is under way.
+        self._leaving: set[str] = set()
         self.waiting = waiting = WaitingPops(
             arrivals,
             lambda topic, group: (),
@@ -110,20 +112,38 @@ class LiteTopics:
         yield from self._remove_steps(lambda queue: self._is_expired(queue, minutes))
 
     def delete_parent_steps(self, topic: str) -> Iterator[None]:
-        """Remove all lite topics of a topic that is deleted; yields after each few."""
+        """Remove all lite topics of a topic that is deleted; yields after each few.
+
+        One that gets a message meanwhile, as the topic was made anew, is removed before the message is stored.
+        """
         prefix = lite_topics.queue_name(topic, "")
-        return self._remove_steps(lambda queue: queue.startswith(prefix))
+        self._leaving.update(name for name in self._store.queues() if name.startswith(prefix))
+        self._store.before_light = self._leave
+        try:
+            yield from self._remove_steps(self._leaving.__contains__)
+        finally:
+            self._leaving = {name for name in self._leaving if not name.startswith(prefix)}
+            if not self._leaving:
+                self._store.before_light = None
+
+    def _leave(self, name: str) -> None:
+        if name in self._leaving:
+            self._remove([name])
 
     def _remove_steps(self, goes: Callable[[str], bool]) -> Iterator[None]:
         names = [name for name in self._store.queues() if lite_topics.is_lite(name)]
         for at in range(0, len(names), QUEUES_IN_TURN):
             gone = [name for name in names[at : at + QUEUES_IN_TURN] if goes(name)]
             if gone:
-                for name in gone:
-                    self.subscriptions.forget_queue(name)
-                self.drop(gone)
-                log.info("%d lite topics are removed", len(gone))
+                self._remove(gone)
             yield
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            self.subscriptions.forget_queue(name)
+        self.drop(names)
+        self._leaving.difference_update(names)
+        log.info("%d lite topics are removed", len(names))
 
     def drop(self, queues: list[str]) -> None:
         """Remove light queues, and what groups have of them. Raises StoreFull, StoreUnwritable."""

@@ -7,7 +7,7 @@ the record is whole leaves nothing behind. Every way writes the bytes of `record
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +85,8 @@ class MessageAppender:
     _light: bool
     # Light queues that grew; who reads it empties it.
     light_grown: list[str]
+    # Called with the name of a light queue before a message enters it.
+    before_light: Callable[[str], None] | None = None
     _body_bytes_max: int
     _last_time_ms: int
     _pending: list[Pending] | None
@@ -358,6 +360,8 @@ class MessageAppender:
         consume_queues, found = self.consume_queues, []
         for name in light_queues.wanted(topic, properties):
             if consume_queues.can_have(name):
+                if self.before_light is not None:
+                    self.before_light(name.decode())
                 queue = consume_queues.make(name, light_queues.QUEUE_ID)
                 queue.make_room_for(count)
                 found.append(queue)
