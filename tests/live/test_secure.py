@@ -22,7 +22,7 @@ from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin.operations import Admin
 from rocketspark.client import Producer, PushConsumer
-from rocketspark.errors import NoNameServer, SendFailed, ServerError, UsageError
+from rocketspark.errors import NoNameServer, RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import ClientTls
@@ -115,6 +115,23 @@ def test_the_nameserver_lets_no_stranger_write(cluster: Cluster) -> None:
         assert operations.delete_topic("short-lived") == ["broker-a"]
 
 
+def test_a_topic_that_a_user_deletes_is_gone_from_the_nameserver(cluster: Cluster) -> None:
+    with Admin(cluster.namesrv, **cluster.client_options) as operations:
+        for topic in ("his", "kept"):
+            operations.create_topic(topic, queue_count=1)
+        operations.create_user("keeper", "secret-of-keeper")
+        operations.create_acl("keeper", ["Topic:his"], ["Delete"])
+        with Admin(cluster.namesrv, **keys(cluster, "keeper", "secret-of-keeper")) as his:
+            assert his.delete_topic("his") == ["broker-a"]
+            with pytest.raises(ServerError, match="no permission to access Topic:kept"):
+                his.delete_topic("kept")
+        with pytest.raises(RouteNotFound):
+            operations.show_topic("his")
+        assert [each.queue.topic for each in operations.show_topic("kept").queues] == ["kept"]
+        operations.create_topic("his", queue_count=1)
+        operations.delete_user("keeper")
+
+
 @pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
 def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> None:
     with Admin(cluster.namesrv, **cluster.client_options) as operations:
@@ -148,7 +165,7 @@ def test_users_do_what_rules_allow_and_all_is_on_record(cluster: Cluster) -> Non
         assert expected in told
     (refusal,) = [e for e in found if e["event"] == "refused" and e["check"] == "authorization"]
     assert (refusal["resource"], refusal["actions"], refusal["rule"]) == ("Topic:orders", ["Pub"], "no matching rule")
-    assert {e["rule"] for e in found if e["event"] == "changed"} == {"super user"}
+    assert {e["rule"] for e in found if (e["event"], e["user"]) == ("changed", "admin")} == {"super user"}
     secrets = ("marker-of-shop", cluster.client_options["secret_key"])
     text = (cluster.store / "broker-a/audit.log").read_text()
     assert [secret for secret in secrets if secret in text] == []

@@ -43,16 +43,16 @@ SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
 class Topics:
     """Every topic of one broker.
 
-    `on_change`: called with the changed configs, so that the NameServers hear of them at once; `statics`: the mappings
-    of static topics. `elected_at`: where the log ended when this broker was elected, 0 if it was not: topics of
-    messages before may be unknown (see find_missing).
+    `on_change`: called with the names of changed and deleted topics, so that the NameServers hear of them at once;
+    `statics`: the mappings of static topics. `elected_at`: where the log ended when this broker was elected, 0 if it
+    was not: topics of messages before may be unknown (see find_missing).
     """
 
     def __init__(
         self,
         settings: BrokerSettings,
         file: JsonFile[TopicConfigTable],
-        on_change: Callable[[list[TopicConfig]], None] = lambda changed: None,
+        on_change: Callable[[list[str]], None] = lambda changed: None,
         statics: StaticTopics | None = None,
     ) -> None:
         self.statics = statics or StaticTopics()
@@ -112,7 +112,7 @@ class Topics:
     def put_all(self, configs: list[TopicConfig]) -> None:
         """Create topics or replace their settings, as one change."""
         self.table.update((config.topic_name, config) for config in configs)
-        self._changed(configs)
+        self._changed([config.topic_name for config in configs])
 
     def set_ordered(self, topics: Iterable[str]) -> None:
         """Mark topics that have an order table at a NameServer; no mark is removed (updateOrderTopicConfig, 5.x)."""
@@ -128,7 +128,7 @@ class Topics:
     def delete(self, topic: str) -> None:
         """Forget a topic's settings."""
         if self.table.pop(topic, None) is not None:
-            self._changed([])
+            self._changed([topic])
 
     def create_for_send(
         self, topic: str, default_topic: str, queue_count: int, topic_sys_flag: int = 0, *, by: str = ""
@@ -257,20 +257,20 @@ class Topics:
             self.table.update((config.topic_name, config) for config in changed)
             self.version = version
             self.unsaved.changed()
-            self.on_change(changed)
+            self.on_change([config.topic_name for config in changed])
         return changed, gone
 
     def announce(self) -> None:
         """Tell the NameServers of a setting that all topics inherit: the broker's permission, or that of new topics."""
         for config in self._system_topics():
             self.table.setdefault(config.topic_name, config)
-        self._changed(list(self.table.values()))
+        self._changed(list(self.table))
 
-    def _changed(self, configs: list[TopicConfig]) -> None:
+    def _changed(self, topics: list[str]) -> None:
         # Many are told in parts, each under a version of its own: none is one that was told before.
-        self.version = next_version(self.version, max(len(configs), 1))
+        self.version = next_version(self.version, max(len(topics), 1))
         self.unsaved.changed()
-        self.on_change(configs)
+        self.on_change(topics)
 
     def snapshot(self) -> Iterator[bytes]:
         """Return the whole table with its version, as JSON in pieces; permissions are not cut to the broker's own."""

@@ -122,6 +122,7 @@ class NameServerHandlers:
         add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self.topics)
         add(RequestCode.GET_TOPICS_BY_CLUSTER, self.topics_of_cluster)
         add(RequestCode.DELETE_TOPIC_IN_NAMESRV, self.delete_topic, DeleteTopicHeader)
+        add(RequestCode.FORGET_TOPIC_OF_BROKER, self.forget_topic)
         add(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self.register_topic, TopicHeader)
         add(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self.wipe_write, BrokerNameHeader)
         add(RequestCode.ADD_WRITE_PERM_OF_BROKER, self.add_write, BrokerNameHeader)
@@ -263,6 +264,11 @@ class NameServerHandlers:
         h = request.ext
         of = self._registry.clusters().cluster_addr_table.get(h.cluster, []) if h.cluster else None
         self._registry.delete_topic(h.topic, of)
+        return reply(request.opaque)
+
+    def forget_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:
+        """FORGET_TOPIC_OF_BROKER (7310008): the broker of this connection has a topic no more."""
+        self._registry.forget_topic(request.ext.topic, peer)
         return reply(request.opaque)
 
     def register_topic(self, peer: Peer, request: Request[TopicHeader], body: bytes) -> bytes:

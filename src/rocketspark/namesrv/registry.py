@@ -511,6 +511,15 @@ class Registry:
         for name in list(self._topics.get(topic, ()) if broker_names is None else broker_names):
             self._drop_queues(topic, name)
 
+    def forget_topic(self, topic: str, connection: Hashable) -> None:
+        """Forget a topic on the broker that registered over a connection, if it leads its group. The queues that others
+        have of it stay.
+        """
+        for key in self._over.get(connection, ()):
+            live = self._live[key]
+            if self._leads(live, self._brokers[live.broker_name]):
+                self._drop_queues(topic, live.broker_name)
+
     def set_writable(self, broker_name: str, writable: bool) -> int:
         """Remove or restore the write permission of a broker's queues; return how many topics the broker has."""
         carried = self._carried.get(broker_name, {})

@@ -198,6 +198,8 @@ class RequestCode(IntEnum):
     END_HALF_RANGES = 7_310_006
     # Members and lag of many consumer groups at a time.
     GET_GROUP_STATES = 7_310_007
+    # A broker tells a NameServer that it has a topic no more.
+    FORGET_TOPIC_OF_BROKER = 7_310_008
     # What the controllers of a group tell each other, and who belongs to it.
     CONTROLLER_GROUP_MESSAGE = 7_310_021
     CONTROLLER_GROUP_HELLO = 7_310_022

@@ -115,6 +115,20 @@ def test_only_a_master_s_queue_data_counts() -> None:
     assert addresses(registry) == {0: "h:1", 1: "h:11"}
 
 
+def test_a_broker_has_its_own_queues_of_a_topic_forgotten_and_no_others() -> None:
+    registry = Registry()
+    register(registry, topics=table(1, T=4, U=2))
+    register(registry, broker_id=1, address="h:11", topics=table(1, T=4), connection="slave")
+    register(registry, broker_name="b", address="h:5", topics=table(7, T=2), connection="conn-2")
+    for connection in ("stranger", "slave"):
+        registry.forget_topic("T", connection)
+    assert queues(registry) == {"a": 4, "b": 2}
+    registry.forget_topic("T", "conn-1")
+    assert (queues(registry), queues(registry, "U")) == ({"b": 2}, {"a": 2})
+    registry.forget_topic("T", "conn-2")
+    assert registry.topics() == ["U"]
+
+
 def test_two_brokers_carry_one_topic() -> None:
     registry = Registry()
     register(registry)

@@ -30,6 +30,7 @@ def test_request_codes() -> None:
         "SEND_HALF_BATCH",
         "END_HALF_RANGES",
         "GET_GROUP_STATES",
+        "FORGET_TOPIC_OF_BROKER",
         "CONTROLLER_GROUP_MESSAGE",
         "CONTROLLER_GROUP_HELLO",
         "CONTROLLER_GROUP_CHANGE",

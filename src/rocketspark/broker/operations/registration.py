@@ -17,8 +17,8 @@ from rocketspark.broker.storage.table_saving import SMALL_ROWS, joined
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerReply
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import BrokerHeader, RegisterBrokerHeader, RegisterBrokerReply, TopicHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import RegisterBrokerBody, TopicConfig
 
@@ -98,8 +98,8 @@ class Registration:
         self._automatic: list[str] = []
         self._warning: asyncio.Task[None] | None = None
         self._keepers: list[asyncio.Task[None]] = []
-        # Of the registrations of all topics that are under way.
-        self._whole: set[asyncio.Future[None]] = set()
+        # Of the registrations of all topics that are under way, by NameServer.
+        self._whole: dict[str, asyncio.Future[None]] = {}
 
     async def start(self, address: str) -> None:
         """Register everywhere; a NameServer that is not there yet is tried again in the background."""
@@ -119,7 +119,7 @@ class Registration:
             wait_s = interval_s
             again.clear()
             whole = asyncio.get_running_loop().create_future()
-            self._whole.add(whole)
+            self._whole[namesrv] = whole
             try:
                 ordered = await self._register_all(namesrv)
                 self._topics.set_ordered(ordered)
@@ -135,7 +135,7 @@ class Registration:
                 failing = True
                 wait_s = min(RETRY_S, interval_s)
             finally:
-                self._whole.discard(whole)
+                del self._whole[namesrv]
                 _end(whole)
             first.set()
             peer = self._connections.open_peer(namesrv)
@@ -160,15 +160,15 @@ class Registration:
         for event in self._again.values():
             event.set()
 
-    def changed(self, configs: list[TopicConfig]) -> None:
-        """Tell every NameServer of changed topics at once."""
+    def changed(self, topics: list[str]) -> None:
+        """Tell every NameServer at once of topics that were changed, or deleted."""
         if not self._address:
             return
         for namesrv in self._settings.namesrvs():
             teller = self._tellers.get(namesrv)
             if teller is None:
                 teller = self._tellers[namesrv] = _Teller(functools.partial(self._tell, namesrv))
-            teller.add(config.topic_name for config in configs)
+            teller.add(topics)
 
     def created_automatically(self, topic: str) -> None:
         """Warn that a topic was made on this broker alone, by its first send, if the cluster has other brokers."""
@@ -212,22 +212,40 @@ class Registration:
         deletion first would take the topic for one that exists.
         """
         waited = [teller.latest for teller in self._tellers.values() if teller.latest is not None]
-        if waited := [*waited, *self._whole]:
+        if waited := [*waited, *self._whole.values()]:
             await asyncio.wait(waited, timeout=SETTLE_S)
 
     async def _tell(self, namesrv: str, topics: list[str]) -> None:
         try:
             if len(topics) > SMALL_ROWS:
                 await self._register_parts(namesrv, topics, self._topics_in_request())
-                return
-            # With the version as it is now: all changes up to it are in this table, or were told before.
-            known = [config for topic in topics if (config := self._topics.get(topic)) is not None]
-            body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics.wrapper(known)))
-            await self._register(namesrv, body, zlib.crc32(body))
+            else:
+                # With the version as it is now: all changes up to it are in this table, or were told before.
+                known = [config for topic in topics if (config := self._topics.get(topic)) is not None]
+                body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics.wrapper(known)))
+                await self._register(namesrv, body, zlib.crc32(body))
+            await self._tell_of_deleted(namesrv, [topic for topic in topics if self._topics.get(topic) is None])
         except RocketSparkError as e:
             log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
         except Exception:
             log.exception("NameServer %s was not told of a changed topic; it will be", namesrv)
+
+    async def _tell_of_deleted(self, namesrv: str, topics: list[str]) -> None:
+        """Have a NameServer forget this broker's queues of topics that it deleted; one of RocketMQ's keeps them."""
+        whole = self._whole.get(namesrv)
+        if topics and whole is not None:
+            # It may name them still, and would bring them back.
+            await asyncio.wait([whole], timeout=SETTLE_S)
+        for topic in topics:
+            peer = await self._connections.get(namesrv)
+            self.may_tell()
+            if self._topics.get(topic) is not None:
+                continue
+            header = TopicHeader(topic=topic)
+            answer = await peer.request(RequestCode.FORGET_TOPIC_OF_BROKER, header, timeout_ms=TIMEOUT_MS)
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return
+            answer.raise_for_code(f"forget topic {topic!r} at NameServer {namesrv}")
 
     async def _register_all(self, namesrv: str) -> list[str]:
         """Register all topics, many in parts; return the topics that have an order table at the NameServer."""

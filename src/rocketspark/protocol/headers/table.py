@@ -35,6 +35,7 @@ REQUEST_HEADERS: dict[int, type[Header]] = {
     RequestCode.GET_TOPIC_CONFIG: topics.TopicHeader,
     RequestCode.DELETE_TOPIC_IN_BROKER: topics.TopicHeader,
     RequestCode.DELETE_TOPIC_IN_NAMESRV: topics.TopicHeader,
+    RequestCode.FORGET_TOPIC_OF_BROKER: topics.TopicHeader,
     RequestCode.GET_TOPIC_STATS_INFO: topics.TopicHeader,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: namesrv.RouteHeader,
     RequestCode.REGISTER_BROKER: namesrv.RegisterBrokerHeader,
