@@ -5,23 +5,31 @@ Moved from ours to the official broker and back, so that each forwards pulls, bo
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.java.apache import ApacheBroker, ask
+from tests.java.apache import ApacheBroker, ask, await_queues
 from tests.java.apache_pair import java_json, until
 from tests.java.driver import JavaDriver, message
 from tests.java.mqadmin import MqAdmin
-from tests.support.patience import LIMIT_MS, PATIENT
+from tests.live import pop_support
+from tests.live.pop_support import ack, pop, popped
+from tests.live.support import GROUP, connected, create_group
+from tests.live.test_static_topics import item, put_mapping
+from tests.support.patience import LIMIT_MS, LIMIT_S, PATIENT
 
 from rocketspark.admin import Admin
 from rocketspark.client import Producer, PushConsumer
 from rocketspark.testing import run_server_process
+from rocketspark.transport.peer import Peer
 
 pytestmark = [
     pytest.mark.xdist_group("jvm"),
@@ -172,3 +180,57 @@ def test_a_topic_made_by_our_operations_is_one_for_mqadmin(mixed: Mixed, monkeyp
     sent = mixed.send("ledger", 8)
     mixed.map("remappingStaticTopic", "broker-b")
     assert mixed.read("readers", len(sent)) == sorted(sent)
+
+
+@pytest.mark.shows("pops of a static topic: of the broker's own queues, with offsets by logical queue, as 5.5.0's")
+def test_a_static_topic_is_popped_by_the_own_queues_of_a_broker(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the official broker and on ours the same: neither translates what pops and acknowledgements name."""
+
+    async def play(address: str, name: str) -> list[Any]:
+        monkeypatch.setattr(pop_support, "BROKER", name)
+        topic = f"Popped-{name}"
+        # Logical queue 0 is the broker's queue 1, and begins at 100.
+        parts = {0: [item(0, 1, name, 100)], 1: [item(0, 0, name, 0)]}
+        detail = {"bname": name, "currIdMap": {}, "dirty": False, "epoch": 1000, "hostedQueues": parts}
+        detail |= {"scope": "__global__", "topic": topic, "totalQueues": 2}
+        seen: list[Any] = []
+        async with connected(address) as peer:
+            await create_group(peer)
+            await put_mapping(peer, detail, 2, topic)
+            for n in range(4):
+                header = {"a": "P", "b": topic, "c": "TBW102", "d": "4", "e": str(n % 2), "f": "0", "g": "1", "h": "0"}
+                header |= {"i": "", "j": "0", "k": "false", "m": "false"}
+                sent = await peer.request(310, header, b"%d" % n)
+                seen.append((sent.code, {k: v for k, v in _fields(sent).items() if k.startswith("queue")}))
+            await asyncio.to_thread(await_queues, address, topic, 102, 2)
+            given = sorted(await popped(peer, topic), key=lambda m: m.body)
+            seen += [(m.body, m.queue_id, m.offset) for m in given]
+            seen += [(await ack(peer, m, topic)).code for m in given]
+            seen.append((await pop(peer, topic)).code)
+            refused = await pop(peer, topic, 2)
+            seen.append((refused.code, (refused.remark or "").replace(topic, "T").partition(" consumer")[0]))
+            # A broker moves the group on once it has looked at what was acknowledged.
+            deadline = time.monotonic() + LIMIT_S
+            while (offsets := [await _committed(peer, topic, *queue) for queue in WAYS]) != ["102", "2", "2", "2"]:
+                assert time.monotonic() < deadline, offsets
+                await asyncio.sleep(0.05)
+        return seen
+
+    ours = asyncio.run(play(mixed.ours, "broker-a"))
+    assert ours == asyncio.run(play(mixed.official, "broker-b"))
+    assert ours[4:8] == [(b"0", 1, 0), (b"1", 0, 0), (b"2", 1, 1), (b"3", 0, 1)]
+    refused = 29, "queueId[2] is illegal, topic:[T] topicConfig.readQueueNums:[2]"
+    assert ours[8:] == [0, 0, 0, 0, 210, refused]
+
+
+def _fields(answer: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in json.loads(bytes(answer.ext)).items()}
+
+
+# Logical queues, and the broker's own ones.
+WAYS = [(0, "true"), (0, "false"), (1, "true"), (1, "false")]
+
+
+async def _committed(peer: Peer, topic: str, queue_id: int, logical: str) -> str:
+    wanted = {"consumerGroup": GROUP, "topic": topic, "queueId": str(queue_id), "lo": logical}
+    return _fields(await peer.request(14, wanted)).get("offset", "")

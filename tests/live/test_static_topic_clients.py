@@ -16,6 +16,7 @@ from rocketspark.client import (
     AsyncProducer,
     AsyncPullConsumer,
     AsyncPushConsumer,
+    AsyncSimpleConsumer,
     AsyncTransactionProducer,
     TransactionState,
 )
@@ -53,6 +54,49 @@ async def move_to_b(to_a: Peer, to_b: Peer) -> None:
     await put_mapping(to_a, mapping("a", 2000, parts, QUEUES), 2)
     parts = {n: [item(0, 1 - n, "a", 0), item(1, 2 + n, "b", 10_000)] for n in (0, 1)}
     await put_mapping(to_b, mapping("b", 2000, parts | own, QUEUES), 4)
+
+
+@pytest.mark.shows("static topics by pops: SimpleConsumer and PushConsumer(pop=True), by the brokers' own queues")
+def test_messages_of_static_topics_are_popped(tmp_path: Path) -> None:
+    """Also what lies on the broker from which a queue was moved."""
+
+    async def main() -> None:
+        async with pair(tmp_path) as (_, _, to_a, to_b, names):
+            await make_static(to_a, to_b)
+            bodies = [b"%d" % n for n in range(2 * QUEUES)]
+            async with AsyncProducer(names, "PG") as producer:
+                for n, body in enumerate(bodies[:QUEUES]):
+                    await producer.send(TOPIC, body, queue=LOGICAL[n % QUEUES])
+            await move_to_b(to_a, to_b)
+            async with AsyncProducer(names, "PG") as producer:
+                for n, body in enumerate(bodies[QUEUES:]):
+                    await producer.send(TOPIC, body, queue=LOGICAL[n % QUEUES])
+            simple, got = AsyncSimpleConsumer(names, GROUP), []
+            simple.subscribe(TOPIC)
+            async with asyncio.timeout(LIMIT_S), simple:
+                while len(got) < len(bodies):
+                    received = await simple.receive(32, timeout_ms=1000)
+                    await simple.ack(received)
+                    got += received
+            assert sorted(m.body for m in got) == bodies
+            assert {m.queue.broker_name for m in got} == {"a", "b"}
+            # By the brokers' assignments: the logical queues to one that pulls.
+            for group, mode in (("Pulled", "PULL"), ("Pushed", "POP")):
+                async with AsyncAdmin(names) as admin:
+                    await admin.put_group(group)
+                    await admin.set_request_mode(TOPIC, group, mode)
+                pushed: list[ReceivedMessage] = []
+                push = AsyncPushConsumer(names, group, consume_from="first", pop=True)
+                push.subscribe(TOPIC)
+                push.listen(pushed.append)
+                async with push:
+                    await until(lambda pushed=pushed: len(pushed) == len(bodies))
+                assert sorted(m.body for m in pushed) == bodies
+                assert {m.queue.broker_name for m in pushed} == (
+                    {"__syslo__global__"} if mode == "PULL" else {"a", "b"}
+                )
+
+    run(main())
 
 
 def test_a_producer_and_consumers_go_through_a_move(tmp_path: Path) -> None:

@@ -50,12 +50,22 @@ class TopicQueues:
         self._connections = inner_connections(settings)
         # By topic, those asked for last at the end; None: there is no such topic.
         self._known: dict[str, list[MessageQueue] | None] = {}
+        # The logical queues of static topics.
+        self._logical: dict[str, list[MessageQueue]] = {}
         self._asked_s: dict[str, float] = {}
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(FETCHES_MAX)
 
-    async def of(self, topic: str) -> list[MessageQueue] | None:
-        """Return the topic's queues that can be read, sorted; None if they are not known."""
+    async def of(self, topic: str, *, logical: bool = False) -> list[MessageQueue] | None:
+        """Return the topic's queues that can be read, sorted; None if they are not known.
+
+        `logical`: of a static topic the logical ones, which are pulled. Popped are the brokers' own, which RocketMQ
+        gives to those that pull, too: their broker takes such a number for that of a logical queue.
+        """
+        queues = await self._physical(topic)
+        return self._logical.get(topic, queues) if logical and queues is not None else queues
+
+    async def _physical(self, topic: str) -> list[MessageQueue] | None:
         if len(topic) > TOPIC_CHARACTERS_MAX:
             return None
         if not self._settings.namesrvs():
@@ -96,11 +106,14 @@ class TopicQueues:
                 reply = await peer.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_ms=ROUTE_MS)
                 if reply.code == ResponseCode.TOPIC_NOT_EXIST:
                     if not topic.startswith(topic_names.RETRY_PREFIX):
-                        self._known.pop(topic, None)
+                        self._forget(topic)
                     break
                 route = bodies.decode_route(topic, reply.raise_for_code("route").body)
                 # The physical queues, of static topics too.
                 self._known[topic] = sorted(msgspec.structs.replace(route, leaders={}).read_queues())
+                self._logical.pop(topic, None)
+                if route.leaders:
+                    self._logical[topic] = sorted(route.read_queues())
                 break
             except RocketSparkError as e:
                 log.info("the queues of topic %s are not told by %s: %s", shown(topic), namesrv, e)
@@ -109,7 +122,11 @@ class TopicQueues:
         while len(self._asked_s) > TOPICS_MAX:
             oldest = next(iter(self._asked_s))
             del self._asked_s[oldest]
-            self._known.pop(oldest, None)
+            self._forget(oldest)
+
+    def _forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+        self._logical.pop(topic, None)
 
     async def close(self) -> None:
         """Cancel the requests to NameServers that are under way, and close the connections."""

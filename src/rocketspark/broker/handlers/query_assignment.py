@@ -86,7 +86,7 @@ class AssignmentHandler:
         if asked.topic.startswith(topic_names.LIGHT_PREFIX) and asked.message_model == "CLUSTERING":
             queues: list[MessageQueue] | None = [MessageQueue(asked.topic, self._settings.broker_name, 0)]
         else:
-            queues = await self._topic_queues.of(asked.topic)
+            queues = await self._topic_queues.of(asked.topic, logical=mode.mode == "PULL")
         if queues is None or asked.message_model == "BROADCASTING" or not self._settings.server_load_balancer:
             return queues
         members = self._clients.consumers.get(asked.consumer_group)
