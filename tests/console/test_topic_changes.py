@@ -52,6 +52,13 @@ def test_a_topic_of_batches_is_created(client: TestClient, admin: Admin) -> None
     assert "one for each batch sent" in client.get("/topic?name=batches").text
 
 
+def test_a_topic_with_attributes_is_created(client: TestClient, admin: Admin) -> None:
+    asked = posted(client, "/topics/create", name="prices", attributes="+cleanup.policy=COMPACTION")
+    assert "Attributes: +cleanup.policy=COMPACTION." in asked.text
+    done(client, "/topics/create", name="prices", attributes="+cleanup.policy=COMPACTION")
+    assert [c.attributes for c in admin.topic_configs("prices").values()] == [{"cleanup.policy": "COMPACTION"}] * 2
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -146,13 +153,13 @@ def test_a_message_is_sent_by_fields(client: TestClient, cluster: Cluster, admin
 
 def test_a_message_is_sent_as_json(client: TestClient, cluster: Cluster, admin: Admin) -> None:
     admin.create_topic("json", queue_count=1, brokers=["broker-a"])
-    text = json.dumps({"body": {"id": [1, "\u00e9"]}, "keys": ["k"], "properties": {"p": "<i>"}})
+    text = json.dumps({"body": {"id": [1, "\u00e9"]}, "keys": ["k"], "properties": {"p": "<i>"}, "priority": 0})
     asked = posted(client, "/topic/send", name="json", json=text)
     assert "<i>" not in asked.text
     done(client, "/topic/send", name="json", json=text)
     message = received(cluster, "json")
     assert (json.loads(message.body), list(message.keys)) == ({"id": [1, "\u00e9"]}, ["k"])
-    assert message.properties["p"] == "<i>"
+    assert (message.properties["p"], message.properties["_SYS_MSG_PRIORITY_"]) == ("<i>", "0")
 
 
 @pytest.mark.parametrize(

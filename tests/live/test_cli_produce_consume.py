@@ -25,6 +25,7 @@ from rocketspark.testing import Cluster, run_cluster
 
 TIMEOUT_S = 120
 ALL_BYTES = bytes(range(256))
+OWN = ("a", "b", "__LITE_TOPIC", "_SYS_MSG_PRIORITY_")
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +83,17 @@ def test_what_consume_prints_as_json_produce_sends_again(shell: Shell) -> None:
             "json-from", ALL_BYTES, tag="T", keys=["k1", "k2"], properties={"a": "ö", "b": "x=y"}, sharding_key="s"
         )
         producer.send("json-from", "zwei\nZeilen \u2028 ö".encode(), flag=-7)
-        producer.send("json-from", b"\0\x1b[2J")
+        producer.send("json-from", b"\0\x1b[2J", lite_topic="l1")
+        producer.send("json-from", b"urgent", priority=3)
     printed = shell.read("json-from", "--json")
     result = json.loads(shell("produce", "json-to", "--jsonl", "--json", stdin=printed))
-    assert (result["sent"], result["failed"], result["skipped"]) == (3, 0, 0)
+    assert (result["sent"], result["failed"], result["skipped"]) == (4, 0, 0)
 
     def sent(text: bytes) -> list[dict[str, object]]:
         found = []
         for line in map(json.loads, text.splitlines()):
             line["properties"] = {
-                name: line["properties"].get(name) for name in ("a", "b", "TAGS", "KEYS", "__SHARDINGKEY")
+                name: line["properties"].get(name) for name in (*OWN, "TAGS", "KEYS", "__SHARDINGKEY")
             }
             names = ("body", "body_base64", "tag", "keys", "properties", "flag")
             found.append({name: line[name] for name in names if name in line})

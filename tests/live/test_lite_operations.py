@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from starlette.testclient import TestClient
-from tests.console.support import opened
+from tests.console.support import done, opened
 from tests.support.answers import check_answer
 from tests.support.cli_calls import call
 
@@ -33,16 +33,16 @@ class Stage(NamedTuple):
     client_id: str
 
     def told(self, command: str, *arguments: str) -> Any:
-        done = call(*command.split(), *arguments, "--json", "--namesrv", self.cluster.namesrv)
-        assert done.exit_code == 0, done.told
-        answer = json.loads(done.stdout)
+        called = call(*command.split(), *arguments, "--json", "--namesrv", self.cluster.namesrv)
+        assert called.exit_code == 0, called.told
+        answer = json.loads(called.stdout)
         check_answer(command, answer)
         return answer
 
     def printed(self, *arguments: str) -> str:
-        done = call(*arguments, "--namesrv", self.cluster.namesrv)
-        assert done.exit_code == 0, done.told
-        return done.stdout
+        called = call(*arguments, "--namesrv", self.cluster.namesrv)
+        assert called.exit_code == 0, called.told
+        return called.stdout
 
     def page(self, path: str) -> str:
         got = self.console.get(path)
@@ -150,6 +150,17 @@ def test_the_console_shows_them(stage: Stage) -> None:
     hostile = stage.console.get("/topic/lite", params={"name": "chats", "q": "<b>x"}).text
     assert "No lite topic whose name has this in it." in hostile
     assert "<b>x" not in hostile
+
+
+def test_a_message_is_sent_to_a_lite_topic_and_once_more(stage: Stage) -> None:
+    for number in range(5):
+        name = f"again-{number}"
+        first = stage.told("message send", "chats", "hello", "--lite-topic", name)
+        stage.admin.resend_message(first["message_id"], topic="chats")
+        done(stage.console, "/topic/send", name="chats", body="hi", lite_topic=name)
+        # On the broker that has it, like those before.
+        (state,) = stage.admin.show_lite_topic("chats", name)
+        assert (state.max_offset, state.gets_messages) == (3, True)
 
 
 def test_attributes_of_topics_are_shown(stage: Stage) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from rocketspark.errors import MessageIllegal
 from rocketspark.model import Message, typed_json
 from rocketspark.model.text import shown
-from rocketspark.protocol.message.properties import SHARDING_KEY, SYSTEM_NAMES
+from rocketspark.protocol.message.properties import LITE_TOPIC, PRIORITY, SHARDING_KEY, SYSTEM_NAMES
 
 
 class _Sent(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,6 +27,8 @@ class _Sent(msgspec.Struct, forbid_unknown_fields=True):
     delay_ms: int = 0
     deliver_at_ms: int = 0
     flag: int = 0
+    priority: int | None = None
+    lite_topic: str | None = None
 
 
 class _Line(_Sent, forbid_unknown_fields=True):
@@ -82,6 +84,10 @@ class Lines:
             # Printed by `consume`: RocketMQ's own properties are those of the message that was read.
             sharding_key = sharding_key or properties.get(SHARDING_KEY)
             properties = {name: value for name, value in properties.items() if name not in SYSTEM_NAMES}
+        if found.lite_topic or "lite_topic" in self._fields:
+            properties = {name: value for name, value in properties.items() if name != LITE_TOPIC}
+        if found.priority is not None or "priority" in self._fields:
+            properties = {name: value for name, value in properties.items() if name != PRIORITY}
         own: dict[str, Any] = {
             "tag": found.tag,
             "keys": [found.keys] if isinstance(found.keys, str) else found.keys,
@@ -91,8 +97,11 @@ class Lines:
             "delay_level": found.delay_level,
             "delay_ms": found.delay_ms,
             "deliver_at_ms": found.deliver_at_ms,
+            "lite_topic": found.lite_topic,
         }
         fields = self._fields | {name: value for name, value in own.items() if value}
+        if found.priority is not None:
+            fields["priority"] = found.priority
         return Message(self._topic, _body(found), **fields)
 
 

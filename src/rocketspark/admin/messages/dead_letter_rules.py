@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, pack
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, key_of, pack
 from rocketspark.model import Message, namespace
 from rocketspark.protocol.message import origins, properties
 
@@ -61,8 +61,8 @@ def resend_id(place: str | None, message_id: str | None, dead_ms: int | None) ->
 
 
 def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) -> tuple[PreparedMessage, str | None]:
-    """Return a dead letter as a message to send, with body, tag, keys, flag and own properties as they were, and its
-    sharding key.
+    """Return a dead letter as a message to send, with body, tag, keys, flag and own properties as they were, and what
+    decides its queue: its sharding key, or its lite topic.
 
     to_group: it goes to the group's retry topic, whose consumers take it as a message of the topic it came from. Raises
     MessageIllegal for what cannot be sent.
@@ -73,14 +73,13 @@ def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) ->
         origins.ORIGIN_MESSAGE_ID: letter.message_id,
         origins.ORIGIN_BORN_TIME: str(letter.born_ms),
     }
-    sharding_key = letter.properties.get(properties.SHARDING_KEY)
     message = Message(
         topic=letter.target,
         body=letter.body,
         tag=letter.tag,
         keys=letter.keys,
         properties=own | labels,
-        sharding_key=sharding_key,
+        sharding_key=letter.properties.get(properties.SHARDING_KEY),
         flag=letter.flag,
     )
     out = pack(message, packing, letter.resend_id)
@@ -89,4 +88,4 @@ def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) ->
         out = msgspec.structs.replace(
             out, properties=out.properties + properties.encode({properties.RETRY_TOPIC: topic})
         )
-    return out, sharding_key
+    return out, key_of(message)

@@ -71,12 +71,20 @@ class Fields(NamedTuple):
     sharding_key: Annotated[
         str | None, typer.Option(help="Keeps the messages in order: all go to the queue of this key.")
     ] = None
+    lite_topic: Annotated[
+        str | None, typer.Option(help="The lite topic of every message, in a topic of the type LITE.")
+    ] = None
+    priority: Annotated[
+        int | None, typer.Option(min=0, help="Priority of every message, in a topic of the type PRIORITY.")
+    ] = None
 
     def values(self) -> dict[str, Any]:
         """Return them as Message takes them. Raises BadParameter, ConfigError."""
         found = {"tag": self.tag, "keys": self.key, "sharding_key": self.sharding_key}
         found["properties"] = _properties_of(self.properties) | _properties(self.property or [])  # type: ignore[assignment]
-        return {name: value for name, value in found.items() if value}
+        found["lite_topic"] = self.lite_topic
+        given: dict[str, Any] = {name: value for name, value in found.items() if value}
+        return given if self.priority is None else given | {"priority": self.priority}
 
 
 INPUT, FIELDS = Input(), Fields()

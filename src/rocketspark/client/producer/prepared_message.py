@@ -333,9 +333,13 @@ def key_of(message: Message) -> str | None:
     """Return what decides a message's queue, and keeps its order: its sharding key, or its lite topic; None if nothing
     does.
     """
-    if message.sharding_key or not message.lite_topic:
+    lite_topic = message.lite_topic
+    if lite_topic is None and message.properties:
+        # Of a message that is sent once more.
+        lite_topic = message.properties.get(properties.LITE_TOPIC)
+    if message.sharding_key or not lite_topic:
         return message.sharding_key
-    return LiteKey(message.lite_topic)
+    return LiteKey(lite_topic)
 
 
 def queue_of_key(sharding_key: str, queues: Sequence[MessageQueue]) -> MessageQueue:

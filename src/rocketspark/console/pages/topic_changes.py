@@ -15,7 +15,7 @@ from rocketspark.console.pages.topic import count_of
 from rocketspark.console.routes import change, page
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, typed_json
-from rocketspark.model.text import whole_number
+from rocketspark.model.text import INT_MAX, whole_number
 
 QUEUES_MAX = 65_536
 QUEUES_SHOWN_MAX = 1000
@@ -56,8 +56,9 @@ async def create_words(call: Call, form: Form) -> Confirmation:
         raise UsageError(f"topic {name!r} is there already: open it to change it")
     where = ", ".join(brokers_of(form) or ()) or "every master"
     if form.get("static"):
-        if form.get("batch") or form.get("message_type") or form.get("perm", "6") != "6":
-            raise UsageError("a static topic has no message type and no batches, and clients may read and write it")
+        if form.get("batch") or form.get("message_type") or _attributes(form) or form.get("perm", "6") != "6":
+            text = "a static topic has no message type, attributes or batches, and clients may read and write it"
+            raise UsageError(text)
         sentences = (
             f"It gets {count or 4} logical queues in all, spread evenly over {where}.",
             "Their number stays while brokers come and go; it can grow, but not shrink.",
@@ -67,7 +68,14 @@ async def create_words(call: Call, form: Form) -> Confirmation:
     told = [f"It gets {count or 4} queues on {where}. Message type: {kind}."]
     if form.get("batch"):
         told.append("Its queues are kept in batches (BatchCQ), for topics that get batches alone; that stays so.")
+    if attributes := form.get("attributes", "").strip():
+        told.append(f"Attributes: {attributes}.")
     return Confirmation(f"Create topic {name}", tuple(told), "Create", "/topics")
+
+
+def _attributes(form: Form) -> str:
+    """Return the attributes of a new topic, as `create_topic` takes them."""
+    return ",".join(filter(None, (BATCH if form.get("batch") else "", form.get("attributes", "").strip())))
 
 
 async def create(call: Call, form: Form) -> Done:
@@ -84,7 +92,7 @@ async def create(call: Call, form: Form) -> Done:
             queue_count=whole(form, "queues", "queues", low=1),
             perm=whole(form, "perm", "permissions", high=7),
             message_type=form.get("message_type") or None,
-            attributes=BATCH if form.get("batch") else "",
+            attributes=_attributes(form),
             brokers=brokers_of(form),
         )
     )
@@ -185,6 +193,8 @@ class _Json(msgspec.Struct, forbid_unknown_fields=True):
     sharding_key: str | None = None
     delay_level: int = 0
     delay_ms: int = 0
+    lite_topic: str | None = None
+    priority: int | None = None
 
 
 async def send_form(call: Call) -> Response:
@@ -210,7 +220,7 @@ def message_of(form: Form) -> tuple[bytes, dict[str, Any]]:
             raise UsageError(f"the message's JSON: {e}") from None
         body = given.body.encode() if isinstance(given.body, str) else msgspec.json.encode(given.body)
         fields = {name: value for name, value in msgspec.structs.asdict(given).items() if name != "body" and value}
-        return body, fields
+        return body, fields if given.priority is None else fields | {"priority": given.priority}
     properties = {}
     for line in filter(None, (line.strip() for line in form.get("properties", "").splitlines())):
         name, equals, value = line.partition("=")
@@ -224,10 +234,13 @@ def message_of(form: Form) -> tuple[bytes, dict[str, Any]]:
         "sharding_key": form.get("sharding_key", "").strip() or None,
         "delay_level": whole(form, "delay_level", "delay level", high=DELAY_LEVELS_MAX),
         "delay_ms": whole(form, "delay_ms", "delay", high=MS_MAX),
+        "lite_topic": form.get("lite_topic", "").strip() or None,
     }
+    priority = whole(form, "priority", "priority", high=INT_MAX)
     # A form's text has the line breaks of the network.
     body = form.get("body", "").replace("\r\n", "\n").encode()
-    return body, {name: value for name, value in fields.items() if value}
+    found = {name: value for name, value in fields.items() if value}
+    return body, found if priority is None else found | {"priority": priority}
 
 
 async def send_words(call: Call, form: Form) -> Confirmation:

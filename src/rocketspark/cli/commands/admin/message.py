@@ -286,6 +286,12 @@ def send(
     delay_level: Annotated[
         int, typer.Option(min=0, max=128, help="Deliver it by this delay level of the broker's.")
     ] = 0,
+    lite_topic: Annotated[
+        str | None, typer.Option(help="Its lite topic, in a topic of the type LITE.", show_default=False)
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=0, help="Its priority, in a topic of the type PRIORITY.", show_default=False)
+    ] = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -303,6 +309,8 @@ def send(
         "sharding_key": sharding_key,
         "delay_level": delay_level,
         "delay_ms": _delay_ms(delay) if delay else 0,
+        "lite_topic": lite_topic,
+        "priority": priority,
     }
     if broker is not None and queue is None:
         raise typer.BadParameter("it goes with --queue", param_hint="--broker")
