@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rocketspark import PullConsumer
 from rocketspark.testing import run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -75,3 +76,34 @@ def test_a_server_in_five_minutes(tmp_path: Path) -> None:
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, (block, done.stderr)
             said = done.stdout
+
+
+def test_lite_topics_of_their_page(tmp_path: Path) -> None:
+    text = (DOCS / "use" / "lite_topics.md").read_text("utf-8")
+    (commands,) = re.findall(r"^```sh\n(.*?)```\n", text, re.DOTALL | re.MULTILINE)
+    code, shown = re.findall(r"^```python\n(.*?)```\n\n```text\n(.*?)```\n", text, re.DOTALL | re.MULTILINE)[0]
+    with run_cluster(lmq=True, multi_dispatch=True) as cluster:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = os.environ | {"ROCKETMQ_NAMESRV_ADDR": cluster.namesrv, "PATH": path}
+        # The first line starts the server.
+        block = "\n".join(commands.splitlines()[1:])
+        subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
+        # Who reads the page presses Enter once all is there.
+        for old, new in (
+            ("127.0.0.1:9876", cluster.namesrv),
+            ("@consumer.listen", "import threading\nseen = threading.Event()\n@consumer.listen"),
+            ("message.body.decode())", 'message.body.decode())\n    message.body == b"thanks" and seen.set()'),
+            ('input("Enter ends it\\n")', "seen.wait()"),
+        ):
+            assert old in code
+            code = code.replace(old, new)
+        assert run(code, shown, tmp_path) == (sorted(shown.splitlines(keepends=True)), "", 0)
+
+
+def test_the_messages_of_a_key_lie_in_one_queue_by_the_page_on_compaction(tmp_path: Path) -> None:
+    text = (DOCS / "use" / "compaction.md").read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)```\n", text, re.DOTALL | re.MULTILINE)
+    with run_cluster() as cluster, PullConsumer(cluster.namesrv, "look") as consumer:
+        consumer.create_topic("prices", attributes="+cleanup.policy=COMPACTION")
+        assert run(code.replace("127.0.0.1:9876", cluster.namesrv), "", tmp_path) == ([], "", 0)
+        assert sorted(consumer.end_offset(queue) for queue in consumer.queues("prices")) == [0, 0, 0, 2]

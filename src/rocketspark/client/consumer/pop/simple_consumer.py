@@ -330,7 +330,7 @@ class AsyncSimpleConsumer(ConsumerLife):
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and queue.topic not in self._subscriptions:
+        if error is not None and (queue.topic not in self._subscriptions or self._state != "started"):
             return
         if error is not None:
             # Asked once more with the same attempt, a broker gives the same ordered messages.
