@@ -11,7 +11,7 @@ from tests.live.support import TOPIC, connected, create, pull, records, run, sen
 from tests.live.test_broker_retention import Disk, small_broker
 from tests.live.test_replication import Pair
 
-from rocketspark import Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
+from rocketspark import Message, MessageQueue, Producer, PullConsumer, SimpleConsumer, read_batches, read_table
 from rocketspark.admin import Admin
 from rocketspark.errors import RocketSparkError, SendFailed
 from rocketspark.protocol import headers
@@ -40,17 +40,52 @@ def fill(cluster: Cluster, topic: str) -> MessageQueue:
     return queue
 
 
-def first_gone(cluster: Cluster, queue: MessageQueue) -> None:
-    """Wait until a message is read no more that another one of its key followed."""
+def first_gone(cluster: Cluster, queue: MessageQueue, behind: int = 1) -> None:
+    """Wait until a message is read no more that another one of its key followed: that after the first, or all up to
+    `behind`.
+    """
     end = time.monotonic() + 30
     with PullConsumer(cluster.namesrv, "looks") as consumer:
         consumer.assign([queue])
         while True:
             consumer.seek(queue, 1)
-            if consumer.poll(timeout_ms=5000)[0].queue_offset > 1:
+            if consumer.poll(timeout_ms=5000)[0].queue_offset > behind:
                 return
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+@pytest.mark.shows("mended: option compacted has no row of keys whose message a broker compacts while they are read")
+def test_a_table_of_the_newest_has_keys_that_are_compacted_meanwhile() -> None:
+    with run_cluster(**SMALL) as cluster:
+        queue = fill(cluster, "prices")
+        with read_batches(cluster.namesrv, "prices", compacted=True, columns=["keys", "body"]) as planned:
+            with Producer(cluster.namesrv) as producer:
+                for n, key in enumerate(KEYS * 2):
+                    producer.send("prices", b"%d" % (1000 + n), keys=key)
+            first_gone(cluster, queue, behind=len(KEYS))
+            found = {
+                row["keys"][0]: int(row["body"]) for row in planned.read_all().to_pylist() if row["body"] != b"first"
+            }
+    assert found == {f"k{n}": 1595 + n for n in range(5)}
+
+
+@pytest.mark.shows("mended: a read of Spark's takes messages for lost whose place a compaction has passed")
+def test_the_first_messages_of_a_queue_may_be_compacted_under_a_read() -> None:
+    with run_cluster(**SMALL) as cluster:
+        with Admin(cluster.namesrv) as admin:
+            admin.create_topic("places", queue_count=1, attributes="+cleanup.policy=COMPACTION")
+        with Producer(cluster.namesrv) as producer:
+            queues = {producer.send("places", b"%d" % n, keys=key).queue for n, key in enumerate(KEYS[:40])}
+            with read_batches(cluster.namesrv, "places", columns=["queueOffset"]) as planned:
+                for n, key in enumerate(KEYS * 2):
+                    producer.send("places", b"%d" % n, keys=key)
+                first_gone(cluster, *queues, behind=40)
+                assert planned.read_all().num_rows == 0
+        start = dict.fromkeys(queues, 20)
+        found = read_table(cluster.namesrv, "places", start=start, columns=["queueOffset"])["queueOffset"].to_pylist()
+        assert found[0] > 40
+        assert found[-1] == 639
 
 
 def test_clients_read_the_newest_of_each_key() -> None:

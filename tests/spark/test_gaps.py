@@ -60,6 +60,10 @@ def test_what_a_compaction_left_out_is_no_loss() -> None:
     with running(FakeBroker(make_records(300), removed=range(10, 290), compacted=True)) as broker:
         assert offsets(broker, 0, 300) == [*range(10), *range(290, 300)]
         assert offsets(broker, 20, 300, tags="A") == [i for i in range(290, 300) if i % 3 == 0]
+    # RocketMQ's broker moves a reader on whose place lies before all that is left.
+    with running(FakeBroker(make_records(300), oldest=290, compacted=True)) as broker:
+        assert offsets(broker, 0, 300) == list(range(290, 300))
+        assert offsets(broker, 20, 200, tags="A") == []
 
 
 def test_a_filtered_read_tells_what_went_meanwhile() -> None:

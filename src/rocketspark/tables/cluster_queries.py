@@ -467,6 +467,21 @@ class ClusterQueries:
             return e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         return config is not None and config.attributes.get("queue.type") != "BatchCQ"
 
+    def is_compacted(self, queue: MessageQueue) -> bool:
+        """Tell whether a queue's broker compacts the topic, so that messages which are not there are no loss."""
+        look_again = partial(self._look_again, queue)
+        return self._run(again(partial(self._is_compacted, queue), RETRIES, between=look_again))
+
+    async def _is_compacted(self, queue: MessageQueue) -> bool:
+        broker, queue = await self._broker_of(queue)
+        try:
+            config = await admin_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+        except ServerError as e:
+            if is_retriable(e):
+                raise
+            return False  # Brokers before 5.0 compact nothing; what we may not ask counts as lost.
+        return config is not None and config.attributes.get("cleanup.policy", "").upper() == "COMPACTION"
+
     def addresses(self, broker_name: str) -> tuple[str, ...]:
         """Return a broker's addresses, its master's first, as they are now or were last known; none if the broker was
         never known.

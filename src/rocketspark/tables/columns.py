@@ -108,18 +108,22 @@ class DecodingColumns:
 
 
 class ChosenColumns:
-    """The columns of a read that gives only the rows at some offsets; it is used like those that it is made of."""
+    """The columns of a read that gives only the rows at some offsets; it is used like those that it is made of. `came`:
+    those of the offsets that it has met.
+    """
 
     def __init__(self, columns: Columns, offsets: Ints) -> None:
         self._columns, self._offsets = columns, pa.array(offsets)
         self.decoded: list[str] = list(dict.fromkeys([*columns.decoded, "queueOffset"]))
         self.schema: pa.Schema = columns.schema
+        self.came: set[int] = set()
 
     def given(self, decoded: pa.RecordBatch) -> pa.RecordBatch:
         """Turn a batch of decoded columns into the rows that are chosen, as the read gives them. Raises as they do."""
         chosen = decoded.filter(pc.is_in(decoded.column("queueOffset"), value_set=self._offsets))
         if not chosen.num_rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
+        self.came.update(chosen.column("queueOffset").to_pylist())
         return self._columns.given(chosen.select(self._columns.decoded))
 
 

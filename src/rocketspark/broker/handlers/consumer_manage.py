@@ -112,7 +112,8 @@ class ConsumerManageHandler:
         told = OffsetReply(
             offset=end,
             made_at=self._store.made_at(h.topic),
-            log_end=self._store.written_position,
+            # Records of a compaction log state their places there.
+            log_end=None if h.topic in self._topics.compacted() else self._store.written_position,
             store_number=self._store.number,
         )
         return reply(request.opaque, header=told)

@@ -143,8 +143,9 @@ class OffsetReply(Header, kw_only=True, gc=False):
     """Reply with a queue offset.
 
     Our brokers alone add to the end of a queue: `made_at`, which tells the topic from deleted ones of its name
-    (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it;
-    `store_number`, which tells the broker's store from others that it had before (`Store.number`).
+    (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it (not told
+    of topics with compaction, whose records state other places); `store_number`, which tells the broker's store from
+    others that it had before (`Store.number`).
     """
 
     offset: Long

@@ -13,9 +13,10 @@ from rocketspark.errors import ConfigError
 from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.columns import Columns, ReadColumns
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets
-from rocketspark.tables.option_values import AtTime, AtTimes
+from rocketspark.tables.option_values import LATEST, AtTime, AtTimes
 from rocketspark.tables.options import BAD_AS_STORED, BAD_IS_NULL, ReadOptions
 from rocketspark.tables.read import partitions
+from rocketspark.tables.read.executor_queries import addresses_now, end_of, is_compacted
 from rocketspark.tables.read.partitions import QueuePartition, ends, open_cluster, queues_of, starts
 from rocketspark.tables.read.read_filter import ReadFilter
 
@@ -74,15 +75,33 @@ def read(
     """
     if not options.compacted:
         return _every_row(partition, columns, options, rows)
-    from rocketspark.tables.read.latest_values import latest
+    from rocketspark.tables.read.latest_values import KEY_COLUMNS, QueueReads, latest
 
     # Bad bodies are treated by the second look, which gives the rows.
     looked_at = options._replace(bad_bodies=BAD_AS_STORED, check_crc=False)
-    return latest(
-        lambda keys: _every_row(partition, keys, looked_at, rows),
-        lambda chosen: _every_row(partition, chosen, options, rows),
-        columns,
+    reads: QueueReads[Partition] = QueueReads(
+        keys=lambda part: _every_row(part, KEY_COLUMNS, looked_at, rows),
+        rows=lambda part, chosen: _every_row(part, chosen, options, rows),
+        count=lambda part: part.source.end - part.source.first,
+        following=lambda part: _following(part, options),
     )
+    return latest(partition, reads, columns)
+
+
+def _following(partition: Partition, options: ReadOptions) -> Partition | None:
+    """Return what came to a queue since the read of it was planned, if a broker compacts the topic and the options want
+    the queue to its end; None otherwise, and if nothing came.
+    """
+    if options.ending != LATEST or not isinstance(partition, QueuePartition):
+        return None
+    queue = partition.source.queue
+    addresses = addresses_now(queue, partition.addresses, options)
+    if not is_compacted(queue.topic, addresses, options):
+        return None
+    end = end_of(queue, addresses, options)
+    if end <= partition.end:
+        return None
+    return QueuePartition(OffsetRange(queue, partition.end, end), addresses, partition.filters)
 
 
 def _every_row(

@@ -6,6 +6,8 @@ before is used.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError
 from rocketspark.model import BrokerData, MessageQueue
 from rocketspark.protocol import headers
@@ -53,8 +55,8 @@ def _broker_now(queue: MessageQueue, options: ReadOptions) -> BrokerData | None:
     timeout_ms = min(options.timeout_ms, TIMEOUT_MS)
     for namesrv in parse_addresses(options.namesrv):
         try:
-            body = _ask(namesrv, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, options, timeout_ms)
-            return None if body is None else bodies.decode_route(topic, body).broker(queue.broker_name)
+            reply = _ask(namesrv, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, options, timeout_ms)
+            return None if reply is None else bodies.decode_route(topic, reply.body).broker(queue.broker_name)
         except RocketSparkError:
             continue
     return None
@@ -69,29 +71,49 @@ def is_compacted(topic: str, addresses: tuple[str, ...], options: ReadOptions) -
     """
     if not addresses:
         return False
-    for address in addresses[:-1]:
-        try:
-            return _is_compacted_at(topic, address, options)
-        except (NotSent, ConnectionLost):
-            continue
-    return _is_compacted_at(topic, addresses[-1], options)
-
-
-def _is_compacted_at(topic: str, address: str, options: ReadOptions) -> bool:
     header = headers.TopicHeader(topic=options.access.wire(topic))
-    body = _ask(address, RequestCode.GET_TOPIC_CONFIG, header, options, options.timeout_ms)
-    if body is None:
+    reply = _ask_first(addresses, RequestCode.GET_TOPIC_CONFIG, header, options)
+    if reply is None:
         return False  # Brokers before 5.0 know neither the request nor compaction.
-    config = java_json.decode(body, bodies.TopicConfig)
+    config = java_json.decode(reply.body, bodies.TopicConfig)
     return config.attributes.get("cleanup.policy", "").upper() == "COMPACTION"
 
 
-def _ask(address: str, code: int, header: Header, options: ReadOptions, timeout_ms: float) -> bytes | None:
-    """Return the body of a server's answer, None if it refuses."""
+def end_of(queue: MessageQueue, addresses: tuple[str, ...], options: ReadOptions) -> int:
+    """Return the offset that a queue's next message will get, as the first of the brokers that answers tells it; 0 if
+    it refuses. Raises NotSent, ConnectionLost if none answers.
+    """
+    access = options.access
+    header = headers.MaxOffsetHeader(
+        topic=access.wire(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
+    )
+    reply = _ask_first(addresses, RequestCode.GET_MAX_OFFSET, header, options)
+    return 0 if reply is None else headers.decode_ext(headers.OffsetReply, reply.ext).offset
+
+
+class _Reply(NamedTuple):
+    ext: bytes
+    body: bytes
+
+
+def _ask_first(addresses: tuple[str, ...], code: int, header: Header, options: ReadOptions) -> _Reply | None:
+    """Return what the first of the servers that answers says, None if it refuses."""
+    for address in addresses[:-1]:
+        try:
+            return _ask(address, code, header, options, options.timeout_ms)
+        except (NotSent, ConnectionLost):
+            continue
+    return _ask(addresses[-1], code, header, options, options.timeout_ms)
+
+
+def _ask(address: str, code: int, header: Header, options: ReadOptions, timeout_ms: float) -> _Reply | None:
+    """Return a server's answer, None if it refuses."""
     link = PipelinedConnection(address, timeout_ms=timeout_ms, access=options.access)
     try:
         link.send(code, header)
         reply = link.receive()[0]
-        return bytes(reply.buffer[reply.start : reply.end]) if reply.code == ResponseCode.SUCCESS else None
+        if reply.code != ResponseCode.SUCCESS:
+            return None
+        return _Reply(bytes(reply.ext), bytes(reply.buffer[reply.start : reply.end]))
     finally:
         link.close()

@@ -200,7 +200,7 @@ def plan(
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
     if made is not None:
         end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made, seen), options)
-    wanted = narrow(ranges(bounds, first, end, options))
+    wanted = narrow(ranges(bounds, _behind_compaction(cluster, bounds, first, end), end, options))
     parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
     found = []
@@ -240,6 +240,14 @@ def _not_read(
             lost(OffsetRange(queue, start, end[queue]), f"the queue holds {held} now: it was made anew", options)
             found[queue] = start
     return found
+
+
+def _behind_compaction(
+    cluster: ClusterQueries, bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets
+) -> Offsets:
+    """Return where to begin: of queues whose first messages a compaction left out, at the oldest that is there."""
+    before = [queue for queue, now in bounds.items() if first.get(queue, now.oldest) < min(now.oldest, end[queue])]
+    return first | {q: min(bounds[q].oldest, end[q]) for q in before if cluster.is_compacted(q)}
 
 
 def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:

@@ -325,7 +325,8 @@ class _Puller:
             return
         self._believe(reply)
         after = min(after, pull.end)
-        self._gone(pull.first, after, reply.remark or "deleted")
+        if not is_compacted(self._source.queue.topic, (self._address,), self._options):
+            self._gone(pull.first, after, reply.remark or "deleted")
         self._answer(pull, None, after)
 
     def _wait(self, pull: _Pull, reply: PipelinedReply) -> None:
