@@ -221,6 +221,28 @@ def test_large_bodies_are_read_in_pieces(admin: Admin, producer: Producer, monke
             assert (numbers, part.stopped) == (list(order), "")
 
 
+@pytest.mark.parametrize("search", [Search(), Search(tag="ten")])
+def test_queues_that_hold_too_much_are_read_again_at_their_turn(
+    admin: Admin, numbers: list[MessageQueue], search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many queues with bodies that inflate all would be held at once."""
+    whole = [admin.find_messages("numbers", search, limit=1000, newest_first=newest) for newest in (False, True)]
+    fill, held = messages_search._Cursor.fill, list[int]()
+
+    async def filled(self: messages_search._Cursor, *, to_use: bool = False) -> None:
+        await fill(self, to_use=to_use)
+        if not to_use:
+            held.append(len(self.buffer))
+
+    monkeypatch.setattr(messages_search, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(messages_search._Cursor, "fill", filled)
+    again = [admin.find_messages("numbers", search, limit=1000, newest_first=newest) for newest in (False, True)]
+    for one, other in zip(whole, again, strict=True):
+        assert list(map(place, other.messages)) == list(map(place, one.messages))
+        assert (other.looked_at, other.stopped, other.next_offsets) == (one.looked_at, one.stopped, one.next_offsets)
+    assert (set(held), len(held) > 2 * len(numbers) - 1) == ({0}, True)
+
+
 def test_a_message_is_sent_and_sent_again(admin: Admin) -> None:
     admin.create_topic("again", queue_count=1)
     admin.create_topic("elsewhere", queue_count=1)

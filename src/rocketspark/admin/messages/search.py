@@ -178,7 +178,7 @@ class SearchOperations(StoredOperations):
         tags = search.tag if search.tag and _is_plain(search.tag) else "*"
         ahead = max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_ALL_MAX // len(queues)))
         ahead_bytes = max(AHEAD_BYTES_MIN, min(PULL_BYTES, AHEAD_BYTES // len(queues)))
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate, held = asyncio.Semaphore(AT_ONCE), _Held()
 
         async def cursor(queue: MessageQueue) -> _Cursor:
             async with gate:
@@ -190,7 +190,7 @@ class SearchOperations(StoredOperations):
             if (start := starts.get(queue)) is not None:
                 low, high = (low, min(high, start)) if newest_first else (max(low, start), high)
             high = min(high, ends.get(queue, high))
-            reading = _Reading(tags, ahead, ahead_bytes, newest_first, gate)
+            reading = _Reading(tags, ahead, ahead_bytes, newest_first, gate, held)
             return _Cursor(peer, queue, low, max(low, high), reading)
 
         return list(await asyncio.gather(*map(cursor, queues)))
@@ -208,14 +208,24 @@ def _is_plain(tag: str) -> bool:
     return can_be_asked(tag) and not any(c in tag for c in "|* \t")
 
 
+class _Held:
+    """How many bytes of bodies all queues of a search have read ahead."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class _Reading(NamedTuple):
-    """How queues are read: the broker's filter, what is read ahead of one, from which end, how many at once."""
+    """How queues are read: the broker's filter, what is read ahead of one, from which end, how many at once, and what
+    all of them hold.
+    """
 
     tags: str
     ahead: int
     ahead_bytes: int
     newest_first: bool
     gate: asyncio.Semaphore
+    held: _Held
 
 
 class _Cursor:
@@ -230,6 +240,9 @@ class _Cursor:
         self._step = 1 if self._newest_first else reading.ahead
         self.total = high - low
         self.buffer: deque[ReceivedMessage] = deque()
+        self._held_bytes = 0
+        # When the next message was stored: it is told also of one that is not held.
+        self.next_ms: int | None = None
 
     @property
     def position(self) -> int:
@@ -248,21 +261,46 @@ class _Cursor:
         """True if nothing is left."""
         return not self.buffer and self._low >= self._high
 
-    async def fill(self) -> None:
-        """Read the next messages, of at most as many offsets as are read ahead."""
+    async def fill(self, *, to_use: bool = False) -> None:
+        """Read the next messages, of at most as many offsets as are read ahead.
+
+        Where all queues hold too much already, they are not kept but for the time of the first, unless they are read
+        `to_use` them now: small messages may have bodies that inflate to a thousand times of it.
+        """
         async with self._reading.gate:
             count = min(self._step, self._high - self._low)
             if not self._newest_first:
                 self._low = await self._read(self._low, self._low + count)
-                return
-            at = first = self._high - count
-            while at < self._high:
-                at = await self._read(at, self._high)
-            self.buffer.reverse()
-            self._high = first
+            else:
+                at = first = self._high - count
+                while at < self._high:
+                    at = await self._read(at, self._high)
+                self.buffer.reverse()
+                self._high = first
             size = sum(len(m.body) for m in self.buffer)
-            larger = min(2 * self._step, self._reading.ahead)
-            self._step = larger if size * 2 <= self._reading.ahead_bytes else max(1, self._step // 2)
+            if self._newest_first:
+                larger = min(2 * self._step, self._reading.ahead)
+                self._step = larger if size * 2 <= self._reading.ahead_bytes else max(1, self._step // 2)
+            self._hold(size)
+            self.next_ms = self.buffer[0].store_time_ms if self.buffer else None
+            if self.buffer and self._reading.held.bytes > AHEAD_BYTES and not to_use:
+                if self._newest_first:
+                    self._high = self.position
+                else:
+                    self._low = self.position
+                self.buffer.clear()
+                self._hold(-size)
+
+    def _hold(self, size: int) -> None:
+        self._held_bytes += size
+        self._reading.held.bytes += size
+
+    def take(self) -> ReceivedMessage:
+        """Return the next message, which is behind it then."""
+        message = self.buffer.popleft()
+        self._hold(-len(message.body) if self.buffer else -self._held_bytes)
+        self.next_ms = self.buffer[0].store_time_ms if self.buffer else None
+        return message
 
     async def _read(self, first: int, end: int) -> int:
         """Put the messages of one pull behind the buffer; returns the offset to read on at, at most `end`."""
@@ -316,10 +354,10 @@ class _Scan:
                     break
                 await asyncio.gather(*(c.fill() for c in empty))
                 for c in empty:
-                    if c.buffer:
-                        heapq.heappush(heads, self._head(c))
+                    if c.next_ms is not None:
+                        heapq.heappush(heads, self._head(c, c.next_ms))
                 # What was read may be not of this tag.
-                empty = [c for c in empty if not c.buffer]
+                empty = [c for c in empty if c.next_ms is None]
                 looked_at = self._looked_at()
                 continue
             if not heads:
@@ -327,13 +365,20 @@ class _Scan:
             if stopped := self._bound(looked_at):
                 break
             cursor = self._cursors[heads[0][1]]
-            message = cursor.buffer.popleft()
+            if not cursor.buffer:
+                await cursor.fill(to_use=True)
+                if not cursor.buffer:
+                    # It has expired meanwhile.
+                    heapq.heappop(heads)
+                    empty = [cursor]
+                    continue
+            message = cursor.take()
             looked_at += 1
             if self._meant(message):
                 self._found.append(message)
                 self._found_bytes += len(message.body)
-            if cursor.buffer:
-                heapq.heapreplace(heads, self._head(cursor))
+            if cursor.next_ms is not None:
+                heapq.heapreplace(heads, self._head(cursor, cursor.next_ms))
             else:
                 heapq.heappop(heads)
                 empty = [cursor]
@@ -353,8 +398,7 @@ class _Scan:
             return "bytes"
         return "scan_max" if looked_at >= self._bounds.scan_max else ""
 
-    def _head(self, cursor: _Cursor) -> tuple[int, int]:
-        time_ms = cursor.buffer[0].store_time_ms
+    def _head(self, cursor: _Cursor, time_ms: int) -> tuple[int, int]:
         return -time_ms if self._newest_first else time_ms, self._numbers[cursor.queue]
 
     def _looked_at(self) -> int:
