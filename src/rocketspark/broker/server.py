@@ -280,6 +280,8 @@ class BrokerServer:
         self._topics.on_automatic = self._registration.created_automatically
         for handler in self._handlers(tables, messages):
             handler.routes(routes)
+        if self._tiering is not None:
+            self._tiering.hold(routes)
         refuse_given_up(routes, CHANGES - OF_CONTROLLERS)
         self._audit = self._make_audit(routes)
         # Around the audit, which so notes what came of a change.

@@ -47,8 +47,14 @@ class QueryHandler:
         steps = self._store.query_steps(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
         found = [bytes(view) for view in await self._long_scans.whole(steps)]
         here = {_PLACE(stored) for stored in found}
-        if len(found) < limit:
-            cold = await tiering.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+        if len(found) < limit and not (found and kind == "U"):
+            try:
+                cold = await tiering.query(h.topic, h.key, limit, h.begin_ms, h.end_ms, kind)
+            except ServerError:
+                # What the store has is told while the tier cannot be read.
+                if not found:
+                    raise
+                cold = []
             found += [stored for stored in cold if _PLACE(stored) not in here]
         return self._reply(request, found[:limit])
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.background_thread import LooseThreads
 from rocketspark.broker.messages.parked_messages import decode_mended
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import READ_WRITE, Topics
@@ -171,7 +172,12 @@ class PoppedMessages:
             if tiered is None:
                 return None
             read = partial(tiered.stretch, offset, 1, 1)
-            stored = (await asyncio.get_running_loop().run_in_executor(None, read)).record(offset)
+            # A tier that hangs must not keep the broker from ending.
+            threads = LooseThreads("popped")
+            try:
+                stored = (await threads.run(read)).record(offset)
+            finally:
+                await threads.close(0)
             return None if stored is None else decode_mended(stored)
         group = f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}"
         header = plain_pull(group, key.topic, key.queue_id, offset, 1)

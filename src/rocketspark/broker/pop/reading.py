@@ -28,6 +28,7 @@ from rocketspark.broker.topics import has_priorities
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import pop_answers
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import PopHeader
 from rocketspark.protocol.headers.pop import INIT_MIN
 from rocketspark.protocol.json.pop_records import CheckPointKey
@@ -406,6 +407,8 @@ class PopReading:
     def _first_offset(self, topic: str, queue_id: int, init_mode: int) -> int:
         """Return where a group begins that is new to a queue (rule: getInitOffset, 5.5.0)."""
         if init_mode == INIT_MIN or pop_answers.retry_flag(topic) != pop_answers.NORMAL:
+            if self._tiering is not None and self._tiering.is_missed(topic, queue_id):
+                raise ServerError(ResponseCode.SYSTEM_BUSY, "the second tier is not open yet: ask again")
             return self._store.readable_range(topic, queue_id)[0]
         return newest_offset(self._settings, self._store, self._memory, topic, queue_id)
 

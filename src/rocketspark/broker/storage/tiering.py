@@ -1,36 +1,42 @@
 """The second tier of a broker: what is on the disk is appended to it, and messages that only it has are read from it.
 
 Rules: uploads and reads run in threads, so a slow or broken tier holds no send and no other reader. Only a master
-uploads, and only what is flushed and confirmed. After a failure the same messages are uploaded again.
+uploads, and only what is flushed and confirmed; other replicas read what it has written. After a failure the same
+messages are uploaded again. Until it is known what the tier has, who asks for old messages is told to ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.background_thread import BackgroundThread
+from rocketspark.broker.background_thread import LooseThreads
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.retention import FileCleaning
 from rocketspark.errors import RocketSparkError, ServerError, StoreError
 from rocketspark.model.text import shown
-from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import record_layout
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, ConsumeQueue
+from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, SoFar
 from rocketspark.store.store import Store
 from rocketspark.store.tiered.cold_cache import ColdCache
+from rocketspark.store.tiered.layout import broker_folder
+from rocketspark.store.tiered.owner import TierOwner, TierTaken
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
 from rocketspark.store.tiered.segments import SegmentStore
 from rocketspark.store.tiered.tier import Queue, Tier
+from rocketspark.transport.peer import Peer
+from rocketspark.transport.processor_table import Answer, Handler, Routes
 
 log = logging.getLogger("rocketspark.broker")
 T = TypeVar("T")
@@ -41,6 +47,25 @@ RETRY_MS, RETRY_MS_MAX = 1000, 60_000
 QUEUES_IN_TURN = 256
 UNITS_IN_TURN = 512
 READERS = 4
+# A replica looks for what its master has written so often, and no sooner than the second again if a reader wants more.
+FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
+# Queues that fail in one round before the others wait for the next.
+FAILURES_IN_ROUND = 3
+# Messages that are looked at for one that both the store and the tier have, where some are missing.
+GAPS_MAX = 100
+# What waits for the tier is told to ask again after so long: until it is known what it has, and for messages from it.
+KNOWN_S, READ_S = 3.0, 10.0
+# A stop waits for calls to the tier for so long.
+STOP_S = 10.0
+
+# Requests, each with a topic and a queue, that are answered wrong without the tier.
+OF_OLD_OFFSETS = (
+    RequestCode.GET_MIN_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+)
 
 
 class ColdMiss(ServerError):
@@ -48,6 +73,16 @@ class ColdMiss(ServerError):
 
     queue: Queue = ("", 0)
     offset = 0
+
+
+class Likeness(NamedTuple):
+    """How a queue in the tier is like the store's: whether what it has before the store's oldest message is the
+    store's, whether more may be added to it, and the offset below which both have the same.
+    """
+
+    is_readable: bool
+    is_whole: bool
+    same_below: int
 
 
 class Tiering:
@@ -64,15 +99,19 @@ class Tiering:
             settings.store_root, settings.cluster_name, settings.broker_name, index_enabled=settings.index_enabled
         )
         self._make = partial(Tier, tier, segments)
+        folder = broker_folder(settings.cluster_name, settings.broker_name)
+        place = settings.tier.tiered_store_file_path
+        self._owner = TierOwner(settings.store_root, place, folder, segments, OsFiles())
         self.tier: Tier | None = None
         self.cache: ColdCache | None = None
-        self._writer = BackgroundThread("tier")
-        self._readers = ThreadPoolExecutor(READERS, "rocketspark-cold")
+        self._writer = LooseThreads("tier")
+        self._readers = LooseThreads("cold", READERS)
         self._loading: dict[tuple[Queue, int], asyncio.Future[None]] = {}
-        self._wanted = asyncio.Event()
+        self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._expired_ms = 0
+        self._followed_s, self._wants_more = 0.0, False
         # For metrics: by queue, the messages that are not in the tier yet; by topic, those that were read from it.
         self.behind: dict[Queue, int] = {}
         self.read_counts: dict[str, int] = {}
@@ -85,16 +124,34 @@ class Tiering:
         self._task = asyncio.get_running_loop().create_task(self._go_on_forever())
 
     async def stop(self) -> None:
-        """Stop uploading, once the upload that is being written has ended."""
+        """Stop uploading, once the upload that is being written has ended; a tier that hangs is not waited for longer
+        than some seconds.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._writer.close)
-        await loop.run_in_executor(None, partial(self._readers.shutdown, cancel_futures=True))
-        if self.tier is not None:
+        until_s = loop.time() + STOP_S
+        if self.tier is not None and not self.tier.is_read_only:
+            released = self._writer.run(self._owner.release)
+            await asyncio.wait([released], timeout=STOP_S)
+            if released.done() and (error := released.exception()) is not None:
+                log.warning("the second tier: %s; the next broker there has to wait for it", error)
+        ended = [await threads.close(until_s - loop.time()) for threads in (self._writer, self._readers)]
+        if not all(ended):
+            log.warning("the second tier has not answered for %.0f s: the broker stops without it", STOP_S)
+        elif self.tier is not None:
             self.tier.close()
-            self.tier = self._store.cold = self.cache = None
+        self._set(None)
+
+    def _set(self, tier: Tier | None) -> None:
+        self.tier = self._store.cold = tier
+        self.cache = None
+        if tier is not None:
+            self.cache = ColdCache(tier, self._settings.tier.tiered_store_read_cache_size)
+            self._known.set()
+        else:
+            self._known.clear()
 
     def _pause_ms(self) -> int:
         if self._failures:
@@ -122,27 +179,23 @@ class Tiering:
     # -- uploads
 
     async def round(self) -> None:
-        """Upload what is due, and remove what is too old. Raises StoreError."""
+        """Upload what is due, and remove what is too old; a replica looks for what its master has written. Raises
+        StoreError.
+        """
         if not self._is_master():
-            # Another broker writes to the tier now.
-            if self.tier is not None:
-                self.tier.close()
-            self.tier = self._store.cold = self.cache = None
+            await self._follow()
             return
-        if self.tier is None:
-            tier = self._make()
-            await self._writer.run(tier.open)
-            self.tier = self._store.cold = tier
-            self.cache = ColdCache(tier, self._settings.tier.tiered_store_read_cache_size)
         tier = self.tier
+        try:
+            await self._writer.run(self._owner.hold)
+        except TierTaken:
+            # What it has is read all the same.
+            await self._follow()
+            raise
+        if tier is None or tier.is_read_only:
+            tier = await self._opened(self._make)
         changed = await self._drop_deleted(tier)
-        behind: dict[Queue, int] = {}
-        async for topic, queue_id, queue in self._queues():
-            done, left = await self._upload(tier, topic, queue_id, queue)
-            changed |= done
-            if left:
-                behind[topic, queue_id] = left
-        self.behind = behind
+        changed |= await self._upload_all(tier)
         now = now_ms()
         changed |= await self._writer.run(partial(tier.upload_keys, now))
         s = self._settings.tier
@@ -152,6 +205,59 @@ class Tiering:
             self._expired_ms = now
         if changed:
             await self._writer.run(partial(tier.save, now))
+
+    async def _opened(self, make: Callable[[], Tier], before: Tier | None = None) -> Tier:
+        """Find what the tier has, and let readers see what belongs to the store's queues."""
+        tier = make()
+        await self._writer.run(partial(tier.open, before))
+        async for topic, queue_id, queue in self._queues():
+            tiered = tier.find(topic, queue_id)
+            if tiered is not None and not (await self._compare(tiered, queue)).is_readable:
+                tiered.hide()
+        if self.tier is not None:
+            self.tier.close()
+        self._set(tier)
+        return tier
+
+    async def _follow(self) -> None:
+        """Look for what another broker has written, where the last look was too long ago."""
+        loop = asyncio.get_running_loop()
+        before = self.tier if self.tier is not None and self.tier.is_read_only else None
+        least_s = (FOLLOW_MS_MIN if self._wants_more else FOLLOW_MS) / 1000
+        if before is not None and loop.time() - self._followed_s < least_s:
+            return
+        self._wants_more = False
+        self.behind = {}
+        if before is None and self.tier is not None:
+            # It was this one's until now.
+            await self._writer.run(self._owner.release)
+        await self._writer.run(self._owner.look)
+        await self._opened(partial(self._make, is_read_only=True), before)
+        self._followed_s = loop.time()
+
+    async def _upload_all(self, tier: Tier) -> bool:
+        """Upload what is due of all queues; return whether anything was. Raises StoreError, after the queues that could
+        be uploaded unless many cannot.
+        """
+        behind: dict[Queue, int] = {}
+        changed, failed = False, list[StoreError]()
+        async for topic, queue_id, queue in self._queues():
+            try:
+                done, left = await self._upload(tier, topic, queue_id, queue)
+            except TierTaken:
+                raise
+            except StoreError as e:
+                failed.append(e)
+                if len(failed) >= FAILURES_IN_ROUND:
+                    raise
+                continue
+            changed |= done
+            if left:
+                behind[topic, queue_id] = left
+        self.behind = behind
+        if failed:
+            raise failed[0]
+        return changed
 
     async def _queues(self) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
         """Yield the queues that are kept in the tier (rule: MessageStoreTopicFilter, 5.5.0), some in each turn."""
@@ -178,7 +284,9 @@ class Tiering:
     async def _drop_deleted(self, tier: Tier) -> bool:
         queues, gone = self._store.queues(), False
         for (topic, queue_id), queue in list(tier.queues.items()):
-            made_anew = queue.compared and not queue.left and queue.made_at != self._store.made_at(topic)
+            # A deletion is forgotten once the log has nothing from before it: that says nothing of this one.
+            made_at = self._store.made_at(topic)
+            made_anew = queue.compared and not queue.left and made_at is not None and made_at > (queue.made_at or -1)
             if made_anew or (topic not in queues and self._store.made_at(topic) is not None):
                 await self._drop(tier, topic, queue_id)
                 gone = True
@@ -193,16 +301,17 @@ class Tiering:
         """Upload what is due of a queue; return whether anything was, and how many messages are left."""
         s, changed = self._settings.tier, False
         tiered = tier.find(topic, queue_id)
-        if tiered is not None and not tiered.compared and not await self._fits(tiered, queue):
+        if tiered is not None and not tiered.compared and not (likeness := await self._compare(tiered, queue)).is_whole:
             if self._store.made_at(topic) is None:
                 # Nothing says that these messages may go.
                 log.error(
-                    "queue %d of %s in the second tier is of another store: its messages stay there, and none is added;"
-                    " move the tier's folder away, or name another one, to begin anew",
+                    "queue %d of %s in the second tier is of another store, or has messages up to offset %d that this"
+                    " one lost: its messages stay there, and none is added; name another folder to begin anew",
                     queue_id,
                     shown(topic),
+                    tiered.next,
                 )
-                tiered.leave()
+                tiered.leave(likeness.same_below)
             else:
                 await self._drop(tier, topic, queue_id)
                 tiered, changed = None, True
@@ -225,21 +334,41 @@ class Tiering:
             )
             if not messages:
                 break
-            await self._writer.run(partial(tier.append, tiered, messages, now_ms()))
+            await self._writer.run(partial(self._append, tier, tiered, messages))
             changed = True
         return changed, max(high - tiered.next, 0)
 
-    async def _fits(self, tiered: QueueTier, queue: ConsumeQueue) -> bool:
-        """Tell whether a queue found in the tier is the store's: both have the message that the tier has last."""
-        topic, queue_id = tiered.topic, tiered.queue_id
-        last = tiered.next - 1
-        if last >= queue.next:
-            return False
-        if last >= max(queue.min, tiered.low):
-            here = self._store.store_time_at(topic, queue_id, last)
-            if here != await self._writer.run(partial(tiered.time_at, last)):
-                return False
-        tiered.compared, tiered.made_at = True, self._store.made_at(topic)
+    def _append(self, tier: Tier, tiered: QueueTier, messages: list[NewUnit]) -> None:
+        self._owner.hold()
+        tier.append(tiered, messages, now_ms())
+
+    async def _compare(self, tiered: QueueTier, queue: ConsumeQueue) -> Likeness:
+        """Compare a queue found in the tier with the store's, by the oldest and the newest message that both have."""
+        first, end = max(queue.min, tiered.low), min(queue.next, tiered.next)
+        made_at = self._store.made_at(tiered.topic)
+        if first >= end:
+            found = Likeness(tiered.next <= queue.min, tiered.next <= queue.min, tiered.next)
+        elif not await self._are_alike(tiered, queue, first, end, 1):
+            found = Likeness(False, False, tiered.low)
+        elif not await self._are_alike(tiered, queue, end - 1, first - 1, -1):
+            found = Likeness(True, False, first)
+        else:
+            found = Likeness(True, tiered.next <= queue.next, end)
+        # Replicas may be behind their master.
+        is_right = found.is_whole or (found.is_readable and not self._is_master())
+        if is_right:
+            tiered.compared, tiered.made_at = True, made_at
+        return found
+
+    async def _are_alike(self, tiered: QueueTier, queue: ConsumeQueue, at: int, end: int, step: int) -> bool:
+        """Tell whether the first message that both have, from `at` on in steps towards `end`, is the same one."""
+        for _ in range(GAPS_MAX):
+            if at == end:
+                break
+            there = await self._writer.run(partial(tiered.time_of, at))
+            if there >= 0 and queue.unit(at)[1] != GAP_SIZE:
+                return there == self._store.store_time_at(tiered.topic, tiered.queue_id, at)
+            at += step
         return True
 
     async def _take(self, topic: str, queue_id: int, queue: ConsumeQueue, offset: int, count: int) -> list[NewUnit]:
@@ -272,7 +401,7 @@ class Tiering:
     async def kept_from(self) -> int:
         """Return the position of the log before which every message is in the tier, or is kept in none."""
         tier, store = self.tier, self._store
-        if not self._settings.tier.tiered_store_keep_until_uploaded or not self._is_master():
+        if not self._settings.tier.tiered_store_keep_until_uploaded:
             return store.written_position
         if tier is None:
             return store.min_position
@@ -281,7 +410,7 @@ class Tiering:
             tiered = tier.find(topic, queue_id)
             if tiered is not None and tiered.left:
                 continue
-            at = max(tiered.next, queue.min) if tiered is not None else queue.min
+            at = max(tiered.next, queue.min) if tiered is not None and tiered.compared else queue.min
             at = queue.after_gap(at, queue.next) if at < queue.next else at
             if at < queue.next:
                 lowest = min(lowest, queue.unit(at)[0])
@@ -289,9 +418,58 @@ class Tiering:
 
     # -- reads
 
+    def _is_kept(self, topic: str, queue_id: int) -> bool:
+        queue = self._store.consume_queues.find(topic, queue_id)
+        return queue is not None and not isinstance(queue, BatchConsumeQueue) and self._takes(topic)
+
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether the tier has a message, or may have it, as it is not known yet what a master's tier has."""
-        return self._is_master() if self.tier is None else self.tier.has(topic, queue_id, offset)
+        """Tell whether the tier has a message, or may have it, as it is not known yet what the tier has."""
+        tier = self.tier
+        if tier is None:
+            return self._is_kept(topic, queue_id)
+        if tier.has(topic, queue_id, offset):
+            return True
+        tiered = tier.find(topic, queue_id)
+        if not tier.is_read_only or tiered is None or offset < tiered.next or not tiered.compared:
+            return False
+        # Its master has uploaded it since, or will.
+        self._wants_more = True
+        if not self._failures:
+            self._wanted.set()
+        return True
+
+    def hold(self, routes: Routes) -> None:
+        """Let requests for old offsets wait a little where their answer is not known before the tier's is."""
+        for code in OF_OLD_OFFSETS:
+            routes.wrap(code, self._once_known)
+
+    def _once_known(self, inner: Handler) -> Handler:
+        def answer(peer: Peer, request: Any, body: bytes) -> Answer:
+            if self.tier is None and self.is_missed(request.ext.topic, request.ext.queue_id):
+                return self._later(inner, peer, request, body)
+            return inner(peer, request, body)
+
+        return answer
+
+    def is_missed(self, topic: str, queue_id: int) -> bool:
+        """Tell whether the tier is not open, and may have messages of a queue (-1: of any) that the store has not."""
+        if self.tier is not None:
+            return False
+        ids = [queue_id] if queue_id >= 0 else list(self._store.queues().get(topic, ()))
+        return any(self._is_kept(topic, at) and self._store.stored_range(topic, at)[0] > 0 for at in ids)
+
+    async def _later(self, inner: Handler, peer: Peer, request: Any, body: bytes) -> Any:
+        await self._open_tier()
+        answer = inner(peer, request, body)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _open_tier(self) -> None:
+        """Wait a little until the tier is open. Raises ServerError: who asks has to ask again."""
+        try:
+            async with asyncio.timeout(KNOWN_S):
+                await self._known.wait()
+        except TimeoutError:
+            raise ServerError(ResponseCode.SYSTEM_BUSY, "the second tier is not open yet: ask again") from None
 
     def read(
         self,
@@ -326,12 +504,11 @@ class Tiering:
         loading = self._loading.get(key)
         if loading is None:
             cache = self.cache
-            loop = asyncio.get_running_loop()
             if cache is None:
-                loading = loop.create_future()
+                loading = asyncio.get_running_loop().create_future()
                 loading.set_exception(StoreError("the second tier is not open"))
             else:
-                loading = loop.run_in_executor(self._readers, partial(cache.load, queue, offset))
+                loading = self._readers.run(partial(cache.load, queue, offset))
                 self._loading[key] = loading
             loading.add_done_callback(partial(self._loaded, key))
         return loading
@@ -343,22 +520,30 @@ class Tiering:
 
     async def loaded(self, miss: ColdMiss) -> None:
         """Wait until the messages of a miss are in memory. Raises ServerError: the reader asks again."""
+        if self.tier is None:
+            await self._open_tier()
+        await self._answered(self.load(miss.queue, miss.offset))
+
+    async def _answered(self, call: asyncio.Future[T]) -> T:
+        """Wait for a call to the tier, and not for long if it hangs. Raises ServerError."""
+        await asyncio.wait([call], timeout=READ_S)
+        if not call.done():
+            raise ServerError(
+                ResponseCode.SYSTEM_BUSY, f"the second tier has not answered for {READ_S:.0f} s: ask again"
+            )
         try:
-            await asyncio.shield(self.load(miss.queue, miss.offset))
+            return call.result()
         except StoreError as e:
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"the second tier cannot be read now: {e}") from e
 
     async def _beside(self, call: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, call)
-        except StoreError as e:
-            raise ServerError(ResponseCode.SYSTEM_BUSY, f"the second tier cannot be read now: {e}") from e
+        return await self._answered(self._readers.run(call))
 
     def is_before_store(self, topic: str, queue_id: int, time_ms: int) -> bool:
         """Tell whether messages of a time may be in the tier alone: the store's first one is younger."""
         tiered = self.tier.find(topic, queue_id) if self.tier is not None else None
         low = self._store.stored_range(topic, queue_id)[0]
-        if tiered is None or not tiered.low < low <= tiered.next:
+        if tiered is None or not tiered.low < low <= tiered.high:
             return False
         first_ms = self._store.store_time_at(topic, queue_id, low)
         return first_ms < 0 or time_ms <= first_ms
@@ -369,7 +554,7 @@ class Tiering:
         if tiered is None:
             return self._store.offset_at_time(topic, queue_id, time_ms, upper)
         found = await self._beside(partial(tiered.offset_at_time, time_ms, upper))
-        if found >= tiered.next - upper:
+        if found >= tiered.high - upper:
             # None there: the store's first, which the tier may have too, is the one.
             return max(self._store.offset_at_time(topic, queue_id, time_ms, upper), found)
         return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from rocketspark.errors import StoreUnwritable
 from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, GetStatus, SoFar
 from rocketspark.store.tiered.queue_tier import ColdUnits
 from rocketspark.store.tiered.tier import Queue, Tier
@@ -34,7 +35,7 @@ class ColdCache:
             return
         found = self.tier.find(*queue)
         if found is None:
-            return
+            raise StoreUnwritable("the second tier has no such queue any more")
         stretch = found.stretch(offset, STRETCH_COUNT, STRETCH_BYTES)
         with self._lock:
             if self.tier.find(*queue) is not found:

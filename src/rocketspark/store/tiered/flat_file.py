@@ -52,7 +52,10 @@ class FlatFile:
             if kept and kept[-1].base_offset + kept[-1].size != base:
                 kept = []
             entry = known.get(base) or SegmentEntry(path=self.path, type=int(self.kind), base_offset=base)
-            kept.append(msgspec.structs.replace(entry, size=sizes[base]))
+            if entry.size != sizes[base]:
+                # It has grown since: its times are looked for.
+                entry = msgspec.structs.replace(entry, size=sizes[base], begin_ms=NO_TIME, end_ms=NO_TIME)
+            kept.append(entry)
         self.entries = tuple(kept)
 
     def begin_at(self, base: int, now_ms: int) -> None:

@@ -41,6 +41,11 @@ def short_hash(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8]
 
 
+def broker_folder(cluster: str, broker: str) -> str:
+    """Return the folder of a broker in the tier."""
+    return f"{short_hash(cluster)}_{cluster}/{broker}"
+
+
 def queue_path(broker: str, topic: str, queue_id: int) -> str:
     """Return the place of a queue, as it stands in the table."""
     return f"{broker}/{topic}/{queue_id}"

@@ -17,6 +17,7 @@ from rocketspark.store.tiered.layout import UNIT, at_position, first_offset, rec
 
 _log = logging.getLogger("rocketspark.store")
 _HEAD_BYTES = record_layout.RECORD_BYTES_MIN
+_UNITS_AT_ONCE = 128
 
 
 class ColdUnits(NamedTuple):
@@ -66,13 +67,19 @@ class QueueTier:
         # Whether its last message was compared with the store's; `made_at`: see `Store.made_at`.
         self.compared = False
         self.made_at: int | None = None
-        # Whether it is another store's: neither read nor added to.
+        # Whether it is another store's, at least from some offset on: nothing is added to it.
         self.left = False
+        self._same_below: int | None = None
 
     @property
     def next(self) -> int:
         """The offset of the first message that is not in the tier yet."""
         return self.units.end // UNIT.size
+
+    @property
+    def high(self) -> int:
+        """The offset behind the last message that may be read."""
+        return self.next if self._same_below is None else min(self.next, self._same_below)
 
     @property
     def begun(self) -> bool:
@@ -85,31 +92,43 @@ class QueueTier:
         self.units.begin_at(offset * UNIT.size, now_ms)
         self.low = offset
 
-    def leave(self) -> None:
-        """Leave it as it is in the tier: nothing is read from it or added to it."""
+    def leave(self, same_below: int) -> None:
+        """Leave it as it is in the tier: nothing is added to it, and nothing read from an offset on."""
         self.left = self.compared = True
-        self.low = self.next
+        self._same_below = same_below
+        self.low = min(self.low, same_below)
 
-    def recover(self) -> None:
-        """Find where it ends and begins. Raises StoreUnwritable if the tier cannot be read now."""
-        end = self.units.end - self.units.end % UNIT.size
-        log_end = self.log.start
-        while end > self.units.start:
-            position, size, _ = UNIT.unpack(self.units.read(end - UNIT.size, UNIT.size))
-            if size == GAP_SIZE and position <= self.log.end:
-                log_end = position
-                break
-            if self._is_whole(position, size, end // UNIT.size - 1):
-                log_end = position + size
-                break
-            end -= UNIT.size
+    def hide(self) -> None:
+        """Let nobody read it: it is another store's, or of an earlier topic."""
+        self._same_below = self.low
+
+    def recover(self, *, is_read_only: bool = False) -> None:
+        """Find where it ends and begins. Raises StoreUnwritable if the tier cannot be read now. `is_read_only`: another
+        broker may be writing to it.
+        """
+        end, log_end = self._whole_end()
         if end != self.units.end:
-            _log.warning("tier: %s: its last upload was not finished, it is made again", self.units.path)
+            if not is_read_only:
+                _log.warning("tier: %s: its last upload was not finished, it is made again", self.units.path)
             self.units.cut(end)
         if not self.log.entries:
             self.log.begin_at(0, 0)
         self.log.cut(log_end)
         self.find_low()
+
+    def _whole_end(self) -> tuple[int, int]:
+        """Return where the units end that have whole records, and where these records do."""
+        end = self.units.end - self.units.end % UNIT.size
+        while end > self.units.start:
+            first = max(end - _UNITS_AT_ONCE * UNIT.size, self.units.start)
+            found = list(UNIT.iter_unpack(self.units.read(first, end - first)))
+            for position, size, _ in reversed(found):
+                if size == GAP_SIZE and position <= self.log.end:
+                    return end, position
+                if self._is_whole(position, size, end // UNIT.size - 1):
+                    return end, position + size
+                end -= UNIT.size
+        return end, self.log.start
 
     def _is_whole(self, position: int, size: int, offset: int) -> bool:
         if not (self.log.start <= position and size >= _HEAD_BYTES and position + size <= self.log.end):
@@ -191,8 +210,8 @@ class QueueTier:
 
     def stretch(self, offset: int, count_max: int, bytes_max: int) -> ColdUnits:
         """Read messages from an offset on, at least one. Raises StoreUnwritable."""
-        count = min(count_max, self.next - offset)
-        if not self.low <= offset < self.next:
+        count = min(count_max, self.high - offset)
+        if not self.low <= offset < self.high:
             raise StoreUnwritable(f"{self.units.path}: offset {offset} is not in the tier any more")
         found = list(UNIT.iter_unpack(self.units.read(offset * UNIT.size, count * UNIT.size)))
         base = found[0][0]
@@ -207,11 +226,18 @@ class QueueTier:
     def time_at(self, offset: int) -> int:
         """Return the store time in ms of a message; that of the next one if it is missing. Raises StoreUnwritable."""
         while offset < self.next:
-            position, size, _ = self.unit(offset)
-            if size != GAP_SIZE:
-                return record_layout.store_time_of(self.log.read(position, min(size, _HEAD_BYTES + 24)))
+            found = self.time_of(offset)
+            if found >= 0:
+                return found
             offset += 1
         return -1
+
+    def time_of(self, offset: int) -> int:
+        """Return the store time in ms of a message; -1 if it is missing. Raises StoreUnwritable."""
+        position, size, _ = self.unit(offset)
+        if size == GAP_SIZE:
+            return -1
+        return record_layout.store_time_of(self.log.read(position, min(size, _HEAD_BYTES + 24)))
 
     def first_time_ms(self) -> int:
         """Return about when the oldest message was stored, as the table says, in ms; -1 if it has none."""
@@ -219,10 +245,10 @@ class QueueTier:
         return begin if begin < 1 << 62 else -1
 
     def offset_at_time(self, time_ms: int, upper: bool) -> int:
-        """Return the offset of the first message stored at or after a time, `next` if none is; with `upper` of the last
+        """Return the offset of the first message stored at or after a time, `high` if none is; with `upper` of the last
         stored at or before it, `low` if none is. Raises StoreUnwritable.
         """
-        low, high = self.low, self.next
+        low, high = self.low, self.high
         while low < high:
             middle = (low + high) // 2
             stored = self.time_at(middle)

@@ -33,6 +33,30 @@ class SegmentStore(Protocol):
     def remove(self, key: str) -> None:
         """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
 
+    def whole(self, key: str) -> bytes | None:
+        """Return the content of a small file that `put` wrote; None if it is not there. Raises StoreUnwritable."""
+
+    def put(self, key: str, content: bytes) -> None:
+        """Make a small file, or replace it at once. Raises StoreFull, StoreUnwritable."""
+
+
+class ReadOnlySegments:
+    """Another broker's segments, while it writes them: nothing is changed, whatever is asked."""
+
+    def __init__(self, segments: SegmentStore) -> None:
+        self.sizes, self.probe, self.read, self.whole = segments.sizes, segments.probe, segments.read, segments.whole
+
+    def append(self, key: str, at: int, content: bytes) -> None:
+        """Never called."""
+        raise AssertionError(key)
+
+    def remove(self, key: str) -> None:
+        """Leave it where it is."""
+
+    def put(self, key: str, content: bytes) -> None:
+        """Never called."""
+        raise AssertionError(key)
+
 
 class FolderSegments:
     """Segments as files of a folder."""
@@ -67,6 +91,7 @@ class FolderSegments:
         try:
             is_new = folder not in self._made or at == 0
             if is_new:
+                self._look_for_top(key)
                 make_folder(self._files, folder)
                 self._made.add(folder)
             if at and os.stat(path).st_size < at:
@@ -80,6 +105,12 @@ class FolderSegments:
         except OSError as e:
             self._made.discard(folder)
             raise failure(e, "write", path, len(content)) from e
+
+    def _look_for_top(self, key: str) -> None:
+        """Make no folder where the tier's disk is not mounted: its owner's file brings the broker's folder."""
+        top = f"{self.root}/{'/'.join(key.split('/')[:2])}"
+        if not os.path.isdir(top):
+            raise StoreUnwritable(f"{top} is not there: is the tier mounted?", retriable=True)
 
     def read(self, key: str, at: int, count: int) -> bytes:
         """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""
@@ -97,6 +128,29 @@ class FolderSegments:
     def remove(self, key: str) -> None:
         """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
         remove_file(f"{self.root}/{key}")
+
+    def whole(self, key: str) -> bytes | None:
+        """Return the content of a small file that `put` wrote; None if it is not there. Raises StoreUnwritable."""
+        path = f"{self.root}/{key}"
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise failure(e, "read", path) from e
+
+    def put(self, key: str, content: bytes) -> None:
+        """Make a small file, or replace it at once. Raises StoreFull, StoreUnwritable."""
+        path = f"{self.root}/{key}"
+        folder = os.path.dirname(path)
+        try:
+            make_folder(self._files, folder)
+            self._files.write_file(f"{path}.new", content)
+            self._files.replace(f"{path}.new", path)
+            self._files.sync_directory(folder)
+        except OSError as e:
+            raise failure(e, "write", path, len(content)) from e
 
 
 def _unreadable(error: OSError) -> None:

@@ -31,14 +31,14 @@ from rocketspark.store.tiered.layout import (
     SegmentKind,
     TopicEntry,
     base_of,
+    broker_folder,
     decode_metadata,
     encode_metadata,
     queue_path,
     record_size,
-    short_hash,
 )
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import SegmentStore
+from rocketspark.store.tiered.segments import ReadOnlySegments, SegmentStore
 
 _log = logging.getLogger("rocketspark.store")
 HOUR_MS = 3_600_000
@@ -65,12 +65,22 @@ class TierSettings(NamedTuple):
 
 
 class Tier:
-    """The second tier of one broker's store."""
+    """The second tier of one broker's store. `is_read_only`: another broker writes to it, and nothing is changed; of
+    the key index only what lies in the tier is known then.
+    """
 
-    def __init__(self, settings: TierSettings, segments: SegmentStore, files: OsFiles | None = None) -> None:
+    def __init__(
+        self,
+        settings: TierSettings,
+        segments: SegmentStore,
+        files: OsFiles | None = None,
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         self._settings = settings
-        self._segments = segments
+        self._segments = ReadOnlySegments(segments) if is_read_only else segments
         self._files = files or OsFiles()
+        self.is_read_only = is_read_only
         self._path = f"{settings.root}/config/{METADATA_FILE}"
         self._table = Metadata()
         self.queues: dict[Queue, QueueTier] = {}
@@ -91,16 +101,20 @@ class Tier:
 
     # -- opening and closing
 
-    def open(self) -> None:
-        """Find what the tier has: its segments, and what the table says of them.
+    def open(self, before: Tier | None = None) -> None:
+        """Find what the tier has: its segments, and what the table says of them; `before`: what was found before, which
+        says it instead.
 
         Raises StoreUnwritable if the tier cannot be read, ConfigError if the table cannot.
         """
         s = self._settings
-        text = config_files.read(self._path)
-        self._table = decode_metadata(text, self._path) if text else Metadata()
+        if before is not None:
+            self._table = before._metadata(0)
+        else:
+            text = config_files.read(self._path)
+            self._table = decode_metadata(text, self._path) if text else Metadata()
         found: dict[Queue, dict[SegmentKind, dict[int, int]]] = {}
-        prefix = f"{short_hash(s.cluster)}_{s.cluster}/{s.broker}/"
+        prefix = f"{broker_folder(s.cluster, s.broker)}/"
         for key, size in self._segments.sizes(prefix):
             parts = key[len(prefix) :].split("/")
             base = base_of(parts[-1])
@@ -117,10 +131,10 @@ class Tier:
             self._take_over(queue.log, kinds)
             self._take_over(queue.units, kinds)
             if queue.begun:
-                queue.recover()
+                queue.recover(is_read_only=self.is_read_only)
                 self._mend_times(queue)
                 self.queues[topic, queue_id] = queue
-        if s.index_enabled:
+        if s.index_enabled and not self.is_read_only:
             self.keys.open()
 
     def _take_over(self, flat: FlatFile, kinds: dict[SegmentKind, dict[int, int]]) -> None:
@@ -134,13 +148,20 @@ class Tier:
         """Find the times of segments that the table did not have: those of the first message of each and the next."""
         if all(e.begin_ms != NO_TIME for e in (*queue.log.entries, *queue.units.entries) if e.size):
             return
-        begins = {e.base_offset: self._time_in_log(queue, e.base_offset) for e in queue.log.entries if e.size}
         last_ms = queue.time_at(queue.next - 1) if queue.next > queue.low else 0
-        ends = [*list(begins.values())[1:], last_ms]
-        spans = {base: (begin, end) for (base, begin), end in zip(begins.items(), ends, strict=True)}
-        queue.log.entries = tuple(_timed(e, spans.get(e.base_offset)) for e in queue.log.entries)
+        timed: list[SegmentEntry] = []
+        following_ms = last_ms
+        for entry in reversed(queue.log.entries):
+            if entry.size and entry.begin_ms == NO_TIME:
+                begin_ms = self._time_in_log(queue, entry.base_offset)
+                entry = msgspec.structs.replace(entry, begin_ms=begin_ms, end_ms=following_ms)
+            following_ms = entry.begin_ms if entry.size else following_ms
+            timed.append(entry)
+        queue.log.entries = tuple(reversed(timed))
         queue.units.entries = tuple(
-            _timed(e, (queue.time_at(max(e.base_offset // 20, queue.low)), last_ms) if e.size else None)
+            msgspec.structs.replace(e, begin_ms=queue.time_at(max(e.base_offset // 20, queue.low)), end_ms=last_ms)
+            if e.size and e.begin_ms == NO_TIME
+            else e
             for e in queue.units.entries
         )
 
@@ -151,6 +172,11 @@ class Tier:
     def save(self, now_ms: int) -> None:
         """Write the table, and put the key index on the disk. Raises StoreFull, StoreUnwritable."""
         self.keys.sync()
+        table = self._metadata(now_ms)
+        config_files.write(self._path, encode_metadata(table), self._files)
+        self._table = table
+
+    def _metadata(self, now_ms: int) -> Metadata:
         s, before = self._settings, self._table
         table = Metadata(topic_serial_number=before.topic_serial_number)
         table.topic_metadata_table = dict(before.topic_metadata_table)
@@ -165,8 +191,7 @@ class Tier:
             table.index_file_segment_table[self.keys.segments.path] = dict(self.keys.segments.table())
         table.topic_metadata_table |= before.topic_metadata_table
         table.topic_serial_number = before.topic_serial_number
-        config_files.write(self._path, encode_metadata(table), self._files)
-        self._table = table
+        return table
 
     def close(self) -> None:
         """Give back what it has open."""
@@ -181,12 +206,12 @@ class Tier:
     def low(self, topic: str, queue_id: int, low: int) -> int:
         """Return the oldest offset of a queue: the tier's, or `low`, the store's, if the tier does not reach it."""
         queue = self.queues.get((topic, queue_id))
-        return queue.low if queue is not None and queue.low < low <= queue.next else low
+        return queue.low if queue is not None and queue.low < low <= queue.high else low
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         """Tell whether it has a message."""
         queue = self.queues.get((topic, queue_id))
-        return queue is not None and queue.low <= offset < queue.next
+        return queue is not None and queue.low <= offset < queue.high
 
     def time_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return about when a message was stored: when the first of its segment was; -1 if the tier does not have
@@ -301,9 +326,3 @@ def _has_key(stored: bytes, wanted: bytes, kind: str) -> bool:
     if properties.find(pairs, _UNIQUE_ID) == wanted:
         return True
     return kind != "U" and wanted in (properties.find(pairs, _KEYS) or b"").split(b" ")
-
-
-def _timed(entry: SegmentEntry, span: tuple[int, int] | None) -> SegmentEntry:
-    if span is None or entry.begin_ms != NO_TIME:
-        return entry
-    return msgspec.structs.replace(entry, begin_ms=span[0], end_ms=span[1])

@@ -75,6 +75,8 @@ def test_it_is_read(folder: Path) -> None:
 
 def test_the_same_messages_make_the_same_bytes(folder: Path) -> None:
     tier = tier_in(folder)
+    # As the owner's file does.
+    (folder / "ours/212d6b50_DefaultCluster/broker-a").mkdir(parents=True)
     mine = Tier(
         TierSettings(str(folder / "new"), "DefaultCluster", "broker-a", **SIZES), FolderSegments(str(folder / "ours"))
     )

@@ -1,0 +1,126 @@
+"""Which store writes a broker's tier: a file in the tier names it, and a mark in the store says that it does so.
+
+Rule: one store writes. Another one takes the tier over once the owner released it, or gave no sign of life for
+`LEASE_S`. A tier without the file, though this store wrote one, is not there: a folder that is not mounted, say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+
+from rocketspark import machine
+from rocketspark.errors import StoreUnwritable
+from rocketspark.model.text import shown
+from rocketspark.store.files import config_files
+from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.tiered.segments import SegmentStore
+
+# A name that no topic can have.
+OWNER_FILE = "owner.json"
+MARK_FILE = "tieredStoreOwner.json"
+# The owner signs so often, and has lost the tier after so long without a sign.
+SIGN_S, LEASE_S = 10.0, 30.0
+
+
+class TierTaken(StoreUnwritable):
+    """The tier is another store's now."""
+
+
+class TierOwner:
+    """The right of one store to write a broker's tier. `folder`: of the broker, in the tier; `place`: where the tier
+    is. For one thread.
+    """
+
+    def __init__(self, root: str, place: str, folder: str, segments: SegmentStore, files: OsFiles) -> None:
+        self._key = f"{folder}/{OWNER_FILE}"
+        self._place = place
+        self._mark = f"{root}/config/{MARK_FILE}"
+        self._where = f"{platform.node()}:{os.path.abspath(root)}"
+        self._segments = segments
+        self._files = files
+        self._id = ""
+        self._sign = 0
+        self._signed_s: float | None = None
+        # What another owner wrote last, and when that was seen first.
+        self._other: tuple[str, int] | None = None
+        self._other_since_s = 0.0
+
+    def hold(self) -> None:
+        """Take the tier, or keep it. Raises TierTaken while it is another store's, StoreUnwritable if it is not there.
+
+        It costs something only every few seconds.
+        """
+        now = machine.monotonic()
+        if self._signed_s is not None and now - self._signed_s < SIGN_S / 4:
+            return
+        table = self._marked()
+        found = self._segments.whole(self._key)
+        if found is None and table.get("place") == self._place:
+            raise StoreUnwritable(
+                f"{self._key} is not in {shown(self._place)}, where this broker has written it: is the tier mounted? To"
+                f" begin with an empty tier, stop the broker and remove {self._mark}",
+                retriable=True,
+            )
+        name, sign, where = _decoded(found or b"")
+        self._id = str(table.get("id") or machine.token_hex(8))
+        if name and name != self._name:
+            self._wait_for(name, sign, where, now)
+        if name != self._name or self._signed_s is None or now - self._signed_s >= SIGN_S:
+            self._sign = max(self._sign, sign) + 1
+            self._write(self._name)
+        if table.get("place") != self._place:
+            text = config_files.sealed({"id": self._id, "place": self._place})
+            config_files.write(self._mark, text, self._files)
+        self._signed_s = now
+
+    def look(self) -> None:
+        """Raise StoreUnwritable if no broker has written the tier: it may not be mounted."""
+        if self._segments.whole(self._key) is None:
+            raise StoreUnwritable(
+                f"{self._key} is not in {shown(self._place)}: no master has written there, or the tier is not mounted",
+                retriable=True,
+            )
+
+    @property
+    def _name(self) -> str:
+        return f"{self._id}@{self._where}"
+
+    def _marked(self) -> dict[str, object]:
+        try:
+            found = config_files.unsealed(config_files.read(self._mark) or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _wait_for(self, name: str, sign: int, where: str, now: float) -> None:
+        if self._other != (name, sign):
+            self._other, self._other_since_s = (name, sign), now
+        if now - self._other_since_s < LEASE_S:
+            self._signed_s = None
+            raise TierTaken(
+                f"{self._key} says that the store {shown(where)} writes there: two brokers of one cluster and name need"
+                f" tiers of their own; once that one has stopped, this one takes over within {LEASE_S:.0f} seconds",
+                retriable=True,
+            )
+
+    def _write(self, name: str) -> None:
+        text = json.dumps({"owner": name, "sign": self._sign, "store": self._where})
+        self._segments.put(self._key, text.encode())
+
+    def release(self) -> None:
+        """Let others take the tier at once. Raises StoreFull, StoreUnwritable."""
+        if self._signed_s is not None:
+            self._signed_s = None
+            self._sign += 1
+            self._write("")
+
+
+def _decoded(content: bytes) -> tuple[str, int, str]:
+    """Return owner, number of the sign, and the owner's store; an empty owner if it was released."""
+    try:
+        table = json.loads(content)
+        return str(table["owner"]), int(table["sign"]), str(table["store"])
+    except (ValueError, KeyError, TypeError):
+        return "", 0, ""

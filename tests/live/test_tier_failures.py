@@ -1,0 +1,321 @@
+"""A second tier that hangs, is not mounted, or is another broker's, and kills beside it: nothing is unreadable, read
+twice or passed over, and nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.support import TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
+from tests.live.test_broker_retention import Disk
+from tests.live.test_replication import pair
+from tests.live.test_tiered import COUNT, asked, clean, files, filled, numbers, tiered, uploaded
+
+from rocketspark import Producer, read_table
+from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.storage import tiering
+from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
+from rocketspark.errors import RocketSparkError
+from rocketspark.protocol import headers
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.headers import OffsetReply, QueueHeader, TopicHeader
+from rocketspark.store.tiered.segments import FolderSegments
+from rocketspark.testing import run_server_process
+
+
+async def filled_and_cleaned(server: BrokerServer, peer: Any, disk: Disk) -> int:
+    """Fill a topic whose oldest messages only the tier has then; return the first one that the store has."""
+    await create(peer, queues=1)
+    await create_group(peer)
+    await filled(peer)
+    await uploaded(server)
+    assert await clean(server, disk) == 5
+    return server.store.stored_range(TOPIC, 0)[0]
+
+
+@contextmanager
+def hanging(root: Path) -> Iterator[None]:
+    """Let all reads of the tier's records hang, as those of a network file system may."""
+    pipes = [path for path in (root / "tier").rglob("COMMIT_LOG/*") if path.is_file()]
+    for path in pipes:
+        path.rename(f"{path}.kept")
+        os.mkfifo(path)
+    try:
+        yield
+    finally:
+        for path in pipes:
+            # Who waits for a writer reads nothing.
+            os.close(os.open(path, os.O_RDWR))
+            path.unlink()
+            Path(f"{path}.kept").rename(path)
+
+
+@pytest.mark.shows("second tier: one that hangs holds no send, no read of the store, and a stop only some seconds")
+def test_a_tier_that_hangs_holds_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "READ_S", 0.2)
+    monkeypatch.setattr(tiering, "STOP_S", 0.3)
+
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk, tiered_store_read_cache_size=0) as server, connected(server.address) as peer:
+            low = await filled_and_cleaned(server, peer, disk)
+            with hanging(tmp_path):
+                for _ in range(6):
+                    reply = await pull(peer, TOPIC, 0, 0)
+                    assert (reply.code, "has not answered" in str(reply.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+                await sent(peer, b"%4d" % COUNT)
+                assert [int(m.body[:4]) for m in await pulled(peer, TOPIC, 0, COUNT)] == [COUNT]
+                for key, unique in ((f"U{low + 1}", True), (f"k{low + 1}", False)):
+                    found = headers.QueryMessageHeader(
+                        topic=TOPIC, key=key, count_max=64, begin_ms=0, end_ms=1 << 60, unique=unique
+                    )
+                    assert (await peer.request(RequestCode.QUERY_MESSAGE, found)).code == ResponseCode.SUCCESS
+                began = time.monotonic()
+                await server.close()
+                assert time.monotonic() - began < 20
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            assert await numbers(peer) == list(range(COUNT + 1))
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: a folder that is not mounted is waited for, and nothing is written in its place")
+def test_a_tier_that_is_not_mounted_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "KNOWN_S", 0.1)
+
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            low = await filled_and_cleaned(server, peer, disk)
+        (tmp_path / "tier").rename(tmp_path / "away")
+        (tmp_path / "tier").mkdir()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await create(peer, "new", queues=1)
+            await sent(peer, b"   0", "new")
+            assert server._tiering is not None
+            await until(lambda: server._tiering is not None and server._tiering._failures)
+            # Neither is anything told that would move a reader past old messages.
+            queue = QueueHeader(topic=TOPIC, queue_id=0)
+            assert (await peer.request(RequestCode.GET_MIN_OFFSET, queue)).code == ResponseCode.SYSTEM_BUSY
+            search = headers.SearchOffsetHeader(topic=TOPIC, queue_id=0, time_ms=0)
+            reply = await peer.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+            assert reply.code == ResponseCode.SYSTEM_BUSY
+            assert (await pull(peer, TOPIC, 0, 0)).code == ResponseCode.SYSTEM_BUSY
+            assert [int(m.body[:4]) for m in await pulled(peer, TOPIC, 0, low, count_max=1)] == [low]
+            assert (
+                await asked(peer, RequestCode.GET_MIN_OFFSET, QueueHeader(topic="new", queue_id=0), OffsetReply)
+            ).offset == 0
+            assert await clean(server, disk) == 0
+            assert list((tmp_path / "tier").iterdir()) == []
+            (tmp_path / "tier").rmdir()
+            (tmp_path / "away").rename(tmp_path / "tier")
+            await uploaded(server)
+            assert (await asked(peer, RequestCode.GET_MIN_OFFSET, queue, OffsetReply)).offset == 0
+            assert await numbers(peer) == list(range(COUNT))
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: offsets that are asked for while it opens are told once it is open")
+def test_offsets_wait_until_the_tier_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, may_open = threading.Event(), threading.Event()
+    sizes = FolderSegments.sizes
+
+    def slow(self: FolderSegments, prefix: str) -> Iterator[tuple[str, int]]:
+        opening.set()
+        may_open.wait(60)
+        return sizes(self, prefix)
+
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await filled_and_cleaned(server, peer, disk)
+        monkeypatch.setattr(FolderSegments, "sizes", slow)
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await until(opening.is_set)
+            queue = QueueHeader(topic=TOPIC, queue_id=0)
+            waits = [
+                peer.request(RequestCode.GET_MIN_OFFSET, queue),
+                peer.request(
+                    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+                    headers.SearchOffsetHeader(topic=TOPIC, queue_id=0, time_ms=0),
+                ),
+            ]
+            threading.Timer(0.1, may_open.set).start()
+            for reply in waits:
+                assert (await reply).raise_for_code("asked").header(OffsetReply).offset == 0
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: a topic made anew keeps its old messages once the deletion before it is forgotten")
+def test_a_forgotten_deletion_takes_nothing_from_the_tier(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create(peer, "other", queues=1)
+            await sent(peer)
+            (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))).raise_for_code("delete")
+            await filled_and_cleaned(server, peer, disk)
+            assert server.store.made_at(TOPIC) is not None
+            header = TopicHeader(topic="other")
+            (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)).raise_for_code("delete")
+            assert server.store.made_at(TOPIC) is None
+            assert server._tiering is not None
+            await server._tiering.round()
+            assert await numbers(peer) == list(range(COUNT))
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: two brokers with one name and one folder: the second leaves it to the first")
+def test_two_brokers_on_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with tiered(tmp_path) as first, connected(first.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            await filled(peer, 0, 20)
+            await uploaded(first, 20)
+            changes = {"store_plug_in": PLUG_IN, "tier": first.settings.tier, "flush_interval_ms": 20}
+            async with broker(tmp_path / "second", **changes) as second, connected(second.address) as other:
+                await create(other, queues=1)
+                await create_group(other)
+                await filled(other, 100, 5)
+                assert second._tiering is not None
+                await until(lambda: second._tiering is not None and second._tiering._failures)
+                assert "two brokers of one cluster and name need tiers of their own" in caplog.text
+                assert await numbers(other) == [100, 101, 102, 103, 104]
+                await filled(peer, 20, 10)
+                await uploaded(first, 30)
+                assert await second._tiering.kept_from() == second.store.min_position
+
+    run(main())
+
+
+async def seen(server: BrokerServer, count: int) -> None:
+    await until(lambda: server._tiering is not None and server._tiering.tier is not None)
+
+    def look() -> bool:
+        found = server._tiering
+        assert found is not None
+        assert found.tier is not None
+        found._wants_more = True
+        found._wanted.set()
+        queue = found.tier.find(TOPIC, 0)
+        return queue is not None and queue.next == count
+
+    await until(look)
+
+
+async def read(peer: Any, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        found += [int(m.body[:4]) for m in await pulled(peer, TOPIC, 0, len(found))]
+    return found
+
+
+async def removed(server: BrokerServer, peer: Any, count: int) -> None:
+    await peer.request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+    await until(lambda: server.store.stored_range(TOPIC, 0)[0] > count - 100)
+
+
+@pytest.mark.shows("second tier: a slave reads from it, by offset and time, what it has removed itself")
+def test_a_slave_reads_what_its_master_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "FOLLOW_MS", 600_000)
+    monkeypatch.setattr(tiering, "FOLLOW_MS_MIN", 20)
+    tier = TieredSettings(
+        tiered_store_file_path=str(tmp_path / "tier"),
+        tiered_store_commit_log_max_size=40_000,
+        tiered_store_consume_queue_max_size=20 * 64,
+        tiered_store_group_commit_timeout=0,
+    )
+    changes = {"flush_interval_ms": 20, "reserved_hours": 0, "clean_interval_ms": 100, "clean_pause_ms": 0}
+
+    async def main() -> None:
+        async with (
+            pair(tmp_path, store_plug_in=PLUG_IN, tier=tier, **changes) as p,
+            connected(p.master.address) as peer,
+        ):
+            await create(peer, queues=1)
+            await create_group(peer)
+            await filled(peer)
+            await uploaded(p.master)
+            await removed(p.master, peer, COUNT)
+            before = files(tmp_path)
+            async with connected(p.slave.address) as reader:
+                await seen(p.slave, COUNT)
+                await removed(p.slave, reader, COUNT)
+                assert await read(reader, COUNT) == list(range(COUNT))
+                search = headers.SearchOffsetHeader(topic=TOPIC, queue_id=0, time_ms=0)
+                assert (await asked(reader, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search, OffsetReply)).offset == 0
+                assert files(tmp_path) == before
+                # What is uploaded later stays on the slave until that has seen it in the tier.
+                await filled(peer, COUNT, COUNT)
+                await uploaded(p.master, 2 * COUNT)
+                await until(lambda: p.slave.store.queue_range(TOPIC, 0)[1] == 2 * COUNT)
+                assert p.slave._tiering is not None
+                assert await p.slave._tiering.kept_from() < p.slave.store.written_position
+                await seen(p.slave, 2 * COUNT)
+                await removed(p.slave, reader, 2 * COUNT)
+                assert await read(reader, 2 * COUNT) == list(range(2 * COUNT))
+                # The master is gone: its slave tells where the tier begins.
+                await p.stop(0)
+                assert [int(m.body[:4]) for m in await pulled(reader, TOPIC, 0, 0, count_max=2)] == [0, 1]
+                queue = QueueHeader(topic=TOPIC, queue_id=0)
+                assert (await asked(reader, RequestCode.GET_MIN_OFFSET, queue, OffsetReply)).offset == 0
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: a server that is killed while it uploads and removes loses and doubles nothing")
+def test_a_killed_server_goes_on_with_its_tier(tmp_path: Path) -> None:
+    config = {
+        "messageStorePlugIn": PLUG_IN,
+        "tieredStoreFilePath": tmp_path / "tier",
+        "tieredStoreGroupCommitTimeout": 50,
+        "tieredStoreCommitLogMaxSize": 100_000,
+        "tieredStoreIndexFileMaxHashSlotNum": 100,
+        "tieredStoreIndexFileMaxIndexNum": 500,
+        "mappedFileSizeCommitLog": 65_536,
+        "mappedFileSizeConsumeQueue": 2000,
+        "fileReservedTime": 0,
+        "deleteWhen": ";".join(f"{hour:02d}" for hour in range(24)),
+        "cleanResourceInterval": 100,
+        "deleteCommitLogFilesInterval": 0,
+    }
+    acked: list[int] = []
+    killed = threading.Event()
+    with run_server_process(tmp_path / "store", config=config) as server:
+
+        def kill() -> None:
+            first = tmp_path / "store/commitlog/00000000000000000000"
+            while not acked or first.exists() or len(acked) % 1000 < 700:
+                time.sleep(0.005)
+            server.kill()
+            killed.set()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with Producer(server.namesrv, "p", retries=0) as producer:
+            while not killed.is_set():
+                number = len(acked)
+                try:
+                    producer.send("killed", b"%d" % number + bytes(400), keys=f"k{number}", timeout_ms=2000)
+                except RocketSparkError:
+                    break
+                acked.append(number)
+        thread.join()
+        server.restart()
+        # At once: the reader must not be told where the store begins.
+        table = read_table(server.namesrv, "killed")
+        found = sorted(int(body.rstrip(b"\0")) for body in table["body"].to_pylist())
+        # The last one was stored, or not.
+        assert found in (acked, [*acked, len(acked)])

@@ -1,0 +1,77 @@
+"""One store writes a tier: another one waits until the owner released it, or is not heard of any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rocketspark import machine
+from rocketspark.errors import StoreUnwritable
+from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.tiered.owner import LEASE_S, SIGN_S, TierOwner, TierTaken
+from rocketspark.store.tiered.segments import FolderSegments
+
+pytestmark = pytest.mark.shows("second tier: of two brokers with one name and one folder only one writes there")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(machine, "monotonic", lambda: now[0])
+    return now
+
+
+def owner(root: Path, store: str, tier: str = "tier") -> TierOwner:
+    (root / store / "config").mkdir(parents=True, exist_ok=True)
+    place = str(root / tier)
+    return TierOwner(str(root / store), place, "c/b", FolderSegments(place), OsFiles())
+
+
+def test_one_store_writes(tmp_path: Path, clock: list[float]) -> None:
+    first, second = owner(tmp_path, "one"), owner(tmp_path, "two")
+    first.hold()
+    for _ in range(8):
+        with pytest.raises(TierTaken, match=r"the store .*/one writes there: two brokers"):
+            second.hold()
+        # As long as the owner signs.
+        clock[0] += SIGN_S
+        first.hold()
+    # After a kill it goes on at once.
+    owner(tmp_path, "one").hold()
+    with pytest.raises(TierTaken):
+        second.hold()
+    clock[0] += LEASE_S - 1
+    with pytest.raises(TierTaken):
+        second.hold()
+    clock[0] += 2
+    second.hold()
+    # One that was held up for longer than that finds that it is no owner any more.
+    with pytest.raises(TierTaken, match="/two writes there"):
+        first.hold()
+    second.release()
+    first.hold()
+    with pytest.raises(TierTaken):
+        second.hold()
+
+
+def test_a_tier_that_is_not_there_is_not_made_anew(tmp_path: Path, clock: list[float]) -> None:
+    one = owner(tmp_path, "one")
+    with pytest.raises(StoreUnwritable, match="no master has written there, or the tier is not mounted"):
+        one.look()
+    one.hold()
+    one.look()
+    (tmp_path / "tier").rename(tmp_path / "away")
+    (tmp_path / "tier").mkdir()
+    clock[0] += SIGN_S
+    for each in (one, owner(tmp_path, "one")):
+        with pytest.raises(StoreUnwritable, match="is the tier mounted"):
+            each.hold()
+    with pytest.raises(StoreUnwritable, match="is the tier mounted"):
+        FolderSegments(str(tmp_path / "tier")).append("c/b/t/0/COMMIT_LOG/x", 0, b"x")
+    assert list((tmp_path / "tier").iterdir()) == []
+    owner(tmp_path, "one", "another").hold()
+    (tmp_path / "tier").rmdir()
+    (tmp_path / "away").rename(tmp_path / "tier")
+    clock[0] += SIGN_S
+    one.hold()
