@@ -30,7 +30,7 @@ class DataVersion(Body):
     counter: int = 0
 
 
-class TopicConfig(Body):
+class TopicConfig(Body, gc=False):
     """A topic's settings on one broker. `perm`: 4 read, 2 write, 1 inherit."""
 
     topic_name: str
@@ -87,7 +87,7 @@ class BrokerDataBody(Body):
     zone_name: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class QueueDataBody(Body):
+class QueueDataBody(Body, gc=False):
     """One broker's queues in a route."""
 
     broker_name: str
