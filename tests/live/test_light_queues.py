@@ -157,6 +157,18 @@ def test_what_commands_say_of_a_light_queue() -> None:
                 call("%LMQ%a")
 
 
+def test_unused_topics_are_cleaned_while_light_queues_are_switched_off(tmp_path: Path) -> None:
+    async def main(**changes: Any) -> tuple[int, int]:
+        async with broker(tmp_path, **changes) as server, connected(server.address) as peer:
+            await create(peer, TOPIC, 1)
+            if changes:
+                await sent(peer, b"x", TOPIC, 0, pairs={NAMES: "%LMQ%a"})
+            (await peer.request(RequestCode.CLEAN_UNUSED_TOPIC)).raise_for_code("clean")
+            return server.store.queue_range("%LMQ%a", 0)
+
+    assert [run(main(**LIGHT)), run(main()), run(main(**LIGHT))] == [(0, 1), (0, 1), (0, 2)]
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_what_is_sent_to_a_lite_topic_while_its_topic_is_deleted_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: bool

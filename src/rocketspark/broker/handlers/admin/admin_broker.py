@@ -316,14 +316,16 @@ class AdminHandler:
         return reply(request.opaque)
 
     async def clean_topics(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
-        """CLEAN_UNUSED_TOPIC (316): delete the queues and offsets of topics that the broker does not have.
+        """CLEAN_UNUSED_TOPIC (316): delete the queues and offsets of topics that the broker does not have. Light queues
+        stay, also while they are switched off.
 
         A slave deletes none: messages of a new topic may be there before its settings.
         """
         if self._store.log.is_replica:
             return reply(request.opaque)
         for topic in list(self._store.queues()):
-            if self._topics.get(topic) is None and not topic_names.is_system_topic(topic):
+            is_kept = topic_names.is_system_topic(topic) or topic.startswith(topic_names.LIGHT_PREFIX)
+            if self._topics.get(topic) is None and not is_kept:
                 self._pops.delete_topic(topic)
                 self._offsets.delete_topic(topic)
                 self._store.delete_topic(topic)
