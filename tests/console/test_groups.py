@@ -107,6 +107,35 @@ def test_a_wrong_place_is_one_line(page: Page, home: str, faults: Faults, member
     faults.expect("400: POST")
 
 
+def test_a_group_is_made_and_changed(page: Page, home: str, admin: Admin, faults: Faults) -> None:
+    page.goto(f"{home}/groups")
+    page.get_by_role("link", name="New group").click()
+    assert serious_faults(page) == []
+    page.get_by_label("Name").fill("made")
+    page.get_by_label("Messages in order").select_option("yes")
+    page.get_by_label("Retries at most").fill("3")
+    page.get_by_label("Attributes").fill("+lite.bind.topic=chats")
+    page.get_by_role("button", name="Create").click()
+    expect(page.locator("main")).to_contain_text("Retries at most: 3.")
+    assert "made" not in admin.list_groups()
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("status").first).to_have_text("Group made was set on broker-a, broker-b.")
+    form = page.locator("section[aria-labelledby=change]")
+    form.get_by_label("May consume").select_option("no")
+    form.get_by_role("button").click()
+    expect(page.locator("main")).to_contain_text("May consume: no.")
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_role("status").first).to_have_text("Group made was set on broker-a, broker-b.")
+    for settings in admin.show_group("made").values():
+        assert (settings.consume_enable, settings.consume_message_orderly, settings.retry_max_times) == (False, True, 3)
+        assert settings.attributes == {"lite.bind.topic": "chats"}
+    page.goto(f"{home}/groups/new")
+    page.get_by_label("Name").fill("made")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("alert")).to_contain_text("group 'made' is there already: open it to change it")
+    faults.expect("400: POST")
+
+
 def test_a_group_is_set_to_pop_and_deleted(page: Page, home: str, admin: Admin, member: PushConsumer) -> None:
     admin.put_group("gone")
     page.goto(f"{home}/group?name=gone")

@@ -11,15 +11,18 @@ from typing import Any
 
 from starlette.responses import Response
 
+from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.offsets import OffsetChange, Place
 from rocketspark.admin.operations import AsyncAdmin
+from rocketspark.client import validators
 from rocketspark.console.call import Call, Confirmation, Done, Failed, Form
 from rocketspark.console.cluster.sampler import lags
 from rocketspark.console.content.asked import needed, time_of
 from rocketspark.console.drawing import link, number
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
-from rocketspark.model.text import shown, whole_number
+from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.lite_topics import BIND_TOPIC
 
 HOW = {
@@ -73,7 +76,7 @@ async def group(call: Call) -> Response:
     lite_topic = ""
     if not isinstance(settings, Failed):
         lite_topic = next(filter(None, (each.attributes.get(BIND_TOPIC) for each in settings.values())), "")
-    return call.page("group.html", name=name, settings=settings, lite_topic=lite_topic)
+    return call.page("group.html", name=name, settings=settings, lite_topic=lite_topic, yes_no=YES_NO)
 
 
 async def progress(call: Call) -> Response:
@@ -173,6 +176,73 @@ async def reset(call: Call, form: Form) -> Done:
     )
 
 
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+YES_NO = (("", "as it is"), ("yes", "yes"), ("no", "no"))
+# A new one has RocketMQ's defaults.
+NEW = (("", "not set"), ("yes", "yes"), ("no", "no"))
+
+
+async def new(call: Call) -> Response:
+    """The form of a new group."""
+    return call.page("group_new.html", choices=NEW)
+
+
+def _settings_of(form: Form) -> GroupSettings:
+    """Return the settings that a form names. Raises UsageError."""
+    words = {"yes": True, "no": False}
+    retries = form.get("retry_max_times", "").strip()
+    retry_max_times = whole_number(retries, high=INT_MAX) if retries else None
+    if retries and retry_max_times is None:
+        raise UsageError(f"retries at most: {shown(retries)!r} is no whole number from 0 to {INT_MAX}")
+    return GroupSettings(
+        ordered=words.get(form.get("ordered", "")),
+        consume_enabled=words.get(form.get("consume_enabled", "")),
+        retry_max_times=retry_max_times,
+        attributes=form.get("attributes", "").strip(),
+    )
+
+
+def _settings_told(settings: GroupSettings) -> list[str]:
+    """Return a sentence for each setting that is given. Raises UsageError for what no group can have."""
+    settings.over(GroupConfig(group_name=""))
+    rows = (
+        ("May consume", settings.consume_enabled),
+        ("Messages in order", settings.ordered),
+        ("Retries at most", settings.retry_max_times),
+        ("Attributes", settings.attributes or None),
+    )
+    says = {True: "yes", False: "no"}
+    given = ((name, says[value] if isinstance(value, bool) else value) for name, value in rows if value is not None)
+    return [f"{name}: {value}." for name, value in given]
+
+
+async def create_words(call: Call, form: Form) -> Confirmation:
+    """Say which group is made."""
+    name = validators.check_group(form.get("name", "").strip())
+    if name in await call.ask(lambda admin: admin.list_groups(system=True)):
+        raise UsageError(f"group {name!r} is there already: open it to change it")
+    told = _settings_told(_settings_of(form))
+    return Confirmation(f"Create group {name}", ("It is made on every master.", *told), "Create", "/groups/new")
+
+
+async def settings_words(call: Call, form: Form) -> Confirmation:
+    """Say what is changed of a group."""
+    name = needed(form, "name")
+    told = _settings_told(_settings_of(form))
+    if not told:
+        raise UsageError("nothing to change: fill in what is to be another value")
+    await call.ask(lambda admin: admin.check_known(name))
+    return Confirmation(f"Change group {name} on every master", tuple(told), "Change", _page_of(name))
+
+
+async def put(call: Call, form: Form) -> Done:
+    """Make the group, or change it."""
+    name = needed(form, "name").strip()
+    found = await call.ask(lambda admin: admin.put_group(name, _settings_of(form)))
+    return Done(f"Group {shown(name)} was set on {shown(', '.join(found))}.", _page_of(name))
+
+
 # -- pull or pop, deleted ----------------------------------------------------------------------------------------------
 
 
@@ -231,6 +301,9 @@ async def delete(call: Call, form: Form) -> Done:
 
 ROUTES = (
     page("/groups", groups),
+    page("/groups/new", new),
+    change("/groups/create", create_words, put),
+    change("/group/settings", settings_words, put),
     page("/group", group),
     page("/group/progress", progress),
     page("/group/members", members),
