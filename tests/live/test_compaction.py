@@ -16,6 +16,7 @@ from rocketspark.admin import Admin
 from rocketspark.errors import RocketSparkError, SendFailed
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.peer import Peer
 
@@ -86,6 +87,18 @@ def test_the_first_messages_of_a_queue_may_be_compacted_under_a_read() -> None:
         found = read_table(cluster.namesrv, "places", start=start, columns=["queueOffset"])["queueOffset"].to_pylist()
         assert found[0] > 40
         assert found[-1] == 639
+
+
+@pytest.mark.shows("mended: option store leaves out what only the compaction log of a topic holds, without a word")
+def test_a_store_read_tells_what_only_the_compaction_log_holds(tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path, **SMALL) as cluster:
+        fill(cluster, "prices")
+    folder = tmp_path / "broker-a"
+    assert read_table(store=folder, topic="prices", compacted=True).num_rows == 6
+    min((folder / "commitlog").iterdir()).unlink()
+    with pytest.raises(DataLost, match=r"messages 0 to \d+ of queue 0 .* option store reads no compaction log"):
+        read_table(store=folder, topic="prices", compacted=True)
+    assert read_table(store=folder, topic="prices", compacted=True, fail_on_data_loss=False).num_rows == 5
 
 
 def test_clients_read_the_newest_of_each_key() -> None:

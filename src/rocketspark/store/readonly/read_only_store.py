@@ -71,6 +71,10 @@ class ReadOnlyStore:
         """
         return {topic for topic, _ in _queue_folders(self.root)} | self._configured().keys()
 
+    def compacted(self) -> set[str]:
+        """Return the topics whose older messages are in compaction logs, as config/topics.json says."""
+        return {topic for topic, config in self._topic_table().items() if _is_compacted(config)}
+
     def load(self, wanted: Callable[[str], bool]) -> dict[QueueKey, QueueFiles]:
         """Return every queue of the wanted topics. Raises StoreError."""
         # In this order: what a checkpoint vouches for is in the queues and the log that are looked at after it.
@@ -210,13 +214,17 @@ class ReadOnlyStore:
 
     def _configured(self) -> dict[str, int]:
         """Topics of config/topics.json and how many queues they are read from; none if it cannot be understood."""
-        table = _json(f"{self.root}/config/topics.json").get("topicConfigTable")
         found = {}
-        for topic, config in (table if isinstance(table, dict) else {}).items():
-            count = config.get("readQueueNums") if isinstance(config, dict) else None
+        for topic, config in self._topic_table().items():
+            count = config.get("readQueueNums")
             if type(count) is int and 0 <= count <= 1 << 16:
                 found[topic] = count
         return found
+
+    def _topic_table(self) -> dict[str, dict[str, object]]:
+        table = _json(f"{self.root}/config/topics.json").get("topicConfigTable")
+        rows = table.items() if isinstance(table, dict) else ()
+        return {topic: config for topic, config in rows if isinstance(config, dict)}
 
     def _deleted(self) -> dict[str, int]:
         """Return the deleted topics, each with the physical offset before which its records are in no queue."""
@@ -269,6 +277,12 @@ def in_order(found: Ints, following: int) -> tuple[Ints, bool, bool]:
         joined.append(i)
         following = offset + messages
     return found[joined], restarted, hole
+
+
+def _is_compacted(config: dict[str, object]) -> bool:
+    attributes = config.get("attributes")
+    policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
+    return isinstance(policy, str) and policy.upper() == "COMPACTION"
 
 
 def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:

@@ -35,6 +35,10 @@ log = logging.getLogger("rocketspark.spark")
 # The most bytes a partition reads, as in Spark's file sources (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 << 20
 _TOPICS_SHOWN = 20
+_IN_COMPACTION_LOG = (
+    "what the topic's compaction kept of them is not in the log; option store reads no compaction log: read the topic"
+    " from its broker"
+)
 
 
 class StorePartition:
@@ -126,6 +130,11 @@ class Stores:
             for queue in queues
         }
 
+    def is_compacted(self, queue: MessageQueue) -> bool:
+        """Tell whether a queue's topic has compaction."""
+        store = self._stores[queue.broker_name]
+        return isinstance(store, ReadOnlyStore) and self._access.wire(queue.topic) in store.compacted()
+
     def partition(self, part: OffsetRange) -> StorePartition:
         """Return the partition with which an executor reads a range."""
         store = self._stores[part.queue.broker_name]
@@ -152,8 +161,12 @@ def plan(
     `fail_on_data_loss` is set; else those are left out.
     """
     parts = []
+    bounds = stores.bounds(changed(first, end))
+    for queue, (oldest, *_) in bounds.items():
+        if 0 < oldest >= first.get(queue, oldest) and stores.is_compacted(queue):
+            lost(OffsetRange(queue, 0, oldest), _IN_COMPACTION_LOG, options)
     for part in split(
-        narrow(ranges(stores.bounds(changed(first, end)), first, end, options)),
+        narrow(ranges(bounds, first, end, options)),
         options.partitions_min,
         options.rows_per_partition_max,
     ):
