@@ -170,5 +170,6 @@ def test_attributes_of_topics_are_shown(stage: Stage) -> None:
     assert stage.told("topic show", "jobs")["attributes"] == {"message.type": "PRIORITY"}
     assert "prices: 0 messages, cleanup.policy=COMPACTION" in stage.printed("topic", "show", "prices")
     assert "jobs: 0 messages, type PRIORITY" in stage.printed("topic", "show", "jobs")
+    assert "Messages, those compacted too" in stage.page("/topic?name=prices")
     assert "COMPACTION</td><td>What goes of old messages" in stage.page("/topic?name=prices")
     assert "PRIORITY</td><td>What clients of RocketMQ 5 may send" in stage.page("/topic?name=jobs")

@@ -60,6 +60,7 @@ async def topic(call: Call) -> Response:
         groups=groups,
         failed=isinstance(groups, Failed),
         settings=setting_rows(configs),
+        is_compacted=any(c.attributes.get("cleanup.policy") == "COMPACTION" for c in configs.values()),
         has_lite=any(c.attributes.get("message.type") == lite_topics.MESSAGE_TYPE for c in configs.values()),
         can_send=any(config.perm & 2 for config in configs.values()) and not name.startswith("%DLQ%"),
     )
