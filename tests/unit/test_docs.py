@@ -28,6 +28,17 @@ def test_every_test_that_is_named_exists(document: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.shows("each page that installs says how, until the package index has the package")
+def test_every_page_that_installs_says_how_to_do_it_from_a_clone() -> None:
+    without = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text("utf-8")
+        installs = re.search(r"pip install (--upgrade )?'?rocketspark", text)
+        if installs and "/path/to/clone" not in text and "index.md#install" not in text:
+            without.append(page.name)
+    assert without == []
+
+
 # Names of loggers, not of modules.
 LOGGERS = {"rocketspark.sends", "rocketspark.audit"}
 
