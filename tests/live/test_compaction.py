@@ -208,3 +208,22 @@ def test_a_slave_that_joins_later_has_what_the_master_kept(tmp_path: Path) -> No
             await p.namesrv.close()
 
     run(main())
+
+
+@pytest.mark.shows("compaction: after a failover the replica serves what it has compacted, the newest of each key")
+def test_the_replica_of_a_lost_master_serves_what_is_left_of_each_key() -> None:
+    with run_cluster(replicas=2, **SMALL) as cluster:
+        queue = fill(cluster, "prices")
+        first_gone(cluster, queue)
+        cluster.wait_in_sync(2)
+        cluster.kill_master()
+        newest: dict[str, bytes] = {}
+        with PullConsumer(cluster.namesrv, "reads") as consumer:
+            consumer.assign([queue])
+            consumer.seek(queue, 0)
+            while len(newest) < 6 or newest["k4"] != b"299":
+                for message in consumer.poll(timeout_ms=1000):
+                    newest[message.keys[0]] = message.body
+        assert newest == {"once": b"first"} | {f"k{n}": b"%d" % (295 + n) for n in range(5)}
+        # It compacts by itself.
+        first_gone(cluster, queue, behind=200)

@@ -261,7 +261,9 @@ class BrokerServer:
             notify=lambda group: self._client_handler.notify(group),
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
-        self._compaction = Compaction(s, self.store, self._topics.compacted, lambda: self.replication.source)
+        self._compaction = Compaction(
+            s, self.store, self._topics.compacted, lambda: self.replication.source, self._waits.held_by_all
+        )
         self._file_cleaning.copied = self._compaction.copied
         self._file_cleaning.drop_light = lambda names: self._lite.drop(names)
         self._clients, self._modes = tables.clients, tables.request_modes

@@ -588,7 +588,11 @@ class ReplicaReceiver:
 
     def visible_next(self, queue: ConsumeQueue) -> int:
         """Return the next offset of a queue as its readers see it."""
-        end, low, high = self._visible_end, queue.min, queue.next
+        return self.offset_behind(queue, self._visible_end)
+
+    def offset_behind(self, queue: ConsumeQueue, end: int | None) -> int:
+        """Return the offset behind a queue's messages that lie before a position of the log; None: behind all."""
+        low, high = queue.min, queue.next
         if end is None or low >= high or _end_of(queue, high - 1) <= end:
             return high
         return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset))

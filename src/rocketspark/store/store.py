@@ -337,6 +337,16 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         log = self.compaction.follow(topic, queue_id, queue)
         return (log, queue.min) if log.next < queue.min else None
 
+    def uncopied_from(self, topic: str, queue_id: int) -> int:
+        """Return the position in the log before which a queue's messages are in its compaction log, on the disk."""
+        queue = self.consume_queues.find(topic, queue_id)
+        if queue is None or isinstance(queue, BatchConsumeQueue):
+            return self.written_position
+        log = self.compaction.of(topic, queue_id)
+        at = queue.min if log is None else max(log.on_disk_until, queue.min)
+        at = queue.after_gap(at, queue.next) if at < queue.next else at
+        return queue.unit(at)[0] if at < queue.next else self.written_position
+
     def copy_to_compaction(self, topic: str, queue_id: int) -> bool:
         """Copy some messages to a compaction log; False if it has all. Raises StoreFull, StoreUnwritable."""
         queue = self.consume_queues.find(topic, queue_id)

@@ -521,3 +521,38 @@ def test_a_damaged_record_or_unit_hides_no_other_message(tmp_path: Path) -> None
     compact(store)
     assert found(store) == expected
     store.close()
+
+
+@pytest.mark.shows("compaction: a message damaged on the disk is not served; the one of its key before it stays")
+def test_a_body_that_was_damaged_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = opened(tmp_path)
+    for n in range(60):
+        send(store, TOPIC, 0, b"body%03d" % n, keys=f"key{n % 50}")
+    copy(store)
+    segment, unit = next(each for each in store.compaction.logs[TOPIC, 0].units(0) if each[1].offset == 3)
+    path = Path(segment.log_path)
+    store.close()
+    content = bytearray(path.read_bytes())
+    assert content.count(b"body003") == 1
+    content[content.index(b"body003")] ^= 1
+    path.write_bytes(content)
+    assert unit.size < len(content)
+    store = opened(tmp_path)
+    assert [offset for offset, _ in found(store)] == [n for n in range(60) if n != 3]
+    assert "the message at offset 3 of" in caplog.text
+    compact(store)
+    assert (53, b"body053") in found(store)
+    store.close()
+    # The newest of a key: the older one is what is left of it.
+    store = opened(tmp_path / "newest")
+    for n in range(60):
+        send(store, TOPIC, 0, b"body%03d" % n, keys="key3" if n == 5 else f"key{n}")
+    copy(store)
+    segment = next(each for each, unit in store.compaction.logs[TOPIC, 0].units(0) if unit.offset == 5)
+    store.close()
+    path = Path(segment.log_path)
+    path.write_bytes(path.read_bytes().replace(b"body005", b"bodyx05"))
+    store = opened(tmp_path / "newest")
+    compact(store)
+    assert [offset for offset, _ in found(store)] == [n for n in range(60) if n != 5]
+    store.close()

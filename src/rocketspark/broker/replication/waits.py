@@ -133,6 +133,10 @@ class ReplicaWaits:
         if self._rows:
             self._release()
 
+    def held_by_all(self) -> int:
+        """Return up to where all slaves that are connected hold the log; beyond any log if none is."""
+        return min((position for _, position in self._slaves.values()), default=1 << 62)
+
     def left(self, slave: Hashable) -> None:
         """Stop counting a slave, whose connection ended."""
         self._slaves.pop(slave, None)

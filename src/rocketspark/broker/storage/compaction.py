@@ -8,7 +8,8 @@ file of the commit log goes before what it has is copied and on the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from rocketspark.broker.background_thread import BackgroundThread
@@ -41,8 +42,12 @@ class Compaction:
         store: Store,
         names: Callable[[], frozenset[str]],
         master: Callable[[], Master | None],
+        replicated: Callable[[], int] = lambda: 1 << 62,
     ) -> None:
-        """`names`: returns the topics with compaction. `master`: returns the broker that this one copies, if any."""
+        """`names`: returns the topics with compaction. `master`: returns the broker that this one copies, if any.
+        `replicated`: returns the position before which all replicas in sync have the log.
+        """
+        self._replicated = replicated
         self._master = master
         self._settings = settings
         self._store = store
@@ -127,29 +132,52 @@ class Compaction:
                 return False
         return True
 
-    async def copied(self) -> bool:
-        """Copy all and put it on the disk; False if that has to wait. Raises StoreFull, StoreUnwritable."""
+    async def copied(self) -> int | None:
+        """Copy all and put it on the disk; return the position of the log before which everything is: a queue whose
+        log cannot be written holds what it needs, and no more. None without any topic with compaction.
+        """
         self._look()
+        store = self._store
         if not self._names:
-            return True
+            return None
         if self._compacting is not None:
-            return False
-        await self.copy(in_any_case=True)
-        await self._thread.run(self._store.compaction.flush)
-        return True
+            return store.min_position
+        lowest = store.written_position
+        acts: list[Callable[[], Awaitable[None]]] = [
+            partial(self.copy, in_any_case=True),
+            partial(self._thread.run, store.compaction.flush),
+        ]
+        for act in acts:
+            try:
+                await act()
+            except StoreError as e:
+                log.error("messages are not copied to a compaction log, and their log files stay until they are: %s", e)
+        for topic in self._names:
+            for queue_id in sorted(store.queues().get(topic, ())):
+                lowest = min(lowest, store.uncopied_from(topic, queue_id))
+        return lowest
 
     async def compact(self) -> None:
-        """Compact all logs that have something new. Raises StoreFull, StoreUnwritable."""
-        self._compacting = self._thread.run(self._compact)
+        """Compact all logs that have something new. Raises StoreFull, StoreUnwritable.
+
+        A message that not all replicas in sync have takes no other's place: it may be cut, if one of them becomes the
+        master, and the older one of its key has to be there then.
+        """
+        store, until = self._store, {}
+        end = self._replicated()
+        for key in list(store.compaction.logs):
+            queue = store.consume_queues.find(*key)
+            until[key] = 0 if queue is None else min(store.offset_behind(queue, end), store.visible_next(queue))
+        self._compacting = self._thread.run(partial(self._compact, until))
         try:
             await self._compacting
         finally:
             self._compacting = None
 
-    def _compact(self) -> None:
+    def _compact(self, until: dict[tuple[str, int], int]) -> None:
         # What takes the place of older messages has to outlast them: a power cut may take what is not on the disk.
         self._store.flush_log()
-        for topic, queue_id in self._store.compaction.compact_all():
+        for topic, queue_id in self._store.compaction.compact_all(until):
             log.info("queue %d of %s was compacted", queue_id, topic)
 
     def _look(self) -> None:

@@ -89,8 +89,8 @@ class FileCleaning:
         self._task: asyncio.Task[None] | None = None
         # Called with light queues that have no message left; it removes them.
         self.drop_light: Callable[[list[str]], None] = lambda names: None
-        # Called before anything is removed: copies what compaction keeps; False if nothing may be removed now.
-        self.copied: Callable[[], Awaitable[bool]] | None = None
+        # Called before anything is removed: copies what compaction keeps, and returns the position before which all is.
+        self.copied: Callable[[], Awaitable[int | None]] | None = None
         # Of a second tier: returns the position before which all messages are in it.
         self.kept_from: Callable[[], Awaitable[int]] | None = None
 
@@ -147,12 +147,15 @@ class FileCleaning:
     async def _expire(self, before_ms: int, count_max: int, *, forced: bool = False) -> int:
         removed = 0
         loop = asyncio.get_running_loop()
-        if self.copied is not None and not await self.copied():
-            return 0
+        copied = None if self.copied is None else await self.copied()
         below = None if self.kept_from is None else await self.kept_from()
         if forced and below is not None and below < self._store.min_position + self._store.settings.log_file_bytes:
             log.warning("the disk is nearly full: a log file goes before all its messages are in the second tier")
             below = None
+        if copied is not None:
+            if forced and copied < self._store.min_position + self._store.settings.log_file_bytes:
+                log.warning("the disk is nearly full: a log file stays, as compaction has not copied all that it keeps")
+            below = copied if below is None else min(below, copied)
         for remove in self._store.expire_steps(before_ms, count_max, forced=forced, below=below):
             if remove is None:
                 await asyncio.sleep(0)

@@ -14,15 +14,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import NamedTuple
 
 from rocketspark.errors import StoreUnwritable
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.message import properties, record_layout
 from rocketspark.store.compaction.segments import Places, Segment, Unit, unit_of
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, remove_file
 
 _log = logging.getLogger("rocketspark.store")
+_damaged = LimitedLog("rocketspark.store")
 _KEYS = properties.KEYS.encode()
 _COMPACTING = "compacting"
 _NOTE = "exchange.json"
@@ -125,6 +128,11 @@ class CompactionLog:
                 return segment.unit(0).offset
         return self.next
 
+    @property
+    def on_disk_until(self) -> int:
+        """The offset before which all that was copied is on the disk."""
+        return next((at for segment in self.segments if (at := segment.unflushed) is not None), self.next)
+
     def units(self, offset: int) -> Iterator[tuple[Segment, Unit]]:
         """Yield the messages from an offset on, as far as they are copied."""
         for segment in self.segments:
@@ -157,7 +165,13 @@ class CompactionLog:
                 break
             looks -= 1
             if not segment.has(unit):
-                continue  # Damaged on the disk: passed over, as in the commit log.
+                _damaged.warning(
+                    "the message at offset %d of %s is damaged on the disk: it is left out, and the one before it of"
+                    " its key is kept if that is still there",
+                    unit.offset,
+                    self._places.log,
+                )
+                continue
             if codes is not None and unit.code not in codes:
                 continue
             stored = segment.record(unit)
@@ -278,14 +292,17 @@ class CompactionLog:
 
     # -- compaction
 
-    def compact(self, done: int, keys_max: int) -> int:
+    def compact(self, done: int, keys_max: int, until: int | None = None) -> int:
         """Keep of each key in closed segments the newest message alone, and none with an empty body, where messages
-        after offset `done` came. Returns the offset up to which it is done; `done` if there is nothing to do.
+        after offset `done` came; `until`: only in segments with messages before this offset alone. Returns the offset
+        up to which it is done; `done` if there is nothing to do.
 
         At most about `keys_max` keys at once; the rest in the next call. For a thread, one at a time; `append` and
         reads go on beside it. Raises StoreFull, StoreUnwritable.
         """
         cuts, closed = self._cuts, self.segments[:-1]
+        if until is not None:
+            closed = tuple(takewhile(lambda segment: segment.last_offset < until, closed))
         if self._ended:
             return done
         newest: dict[bytes, int] = {}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from rocketspark.errors import StoreFull
+from rocketspark.errors import StoreError, StoreFull
 from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.compaction.segments import Places
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES
@@ -123,21 +123,28 @@ class CompactionStore:
         return self.logs.get((topic, queue_id))
 
     def flush(self) -> None:
-        """Put all on the disk. For a thread. Raises StoreFull, StoreUnwritable."""
+        """Put all on the disk. For a thread. Raises StoreFull, StoreUnwritable, after all that can be written."""
+        failed: StoreError | None = None
         for log in list(self.logs.values()):
-            log.flush()
+            try:
+                log.flush()
+            except StoreError as e:
+                failed = e
+        if failed is not None:
+            raise failed
 
-    def compact_all(self) -> Iterator[tuple[str, int]]:
-        """Compact each log that has new closed segments, and yield its topic and queue id. For a thread.
+    def compact_all(self, until: Mapping[tuple[str, int], int] | None = None) -> Iterator[tuple[str, int]]:
+        """Compact each log that has new closed segments, and yield its topic and queue id. For a thread. `until`: where
+        no message at or after this offset may take another's place.
 
         One that cannot be written now is passed over with a line in the log.
         """
         for (topic, queue_id), log in list(self.logs.items()):
             if self._given_up:
                 return
-            name = f"{topic}_{queue_id}"
+            name, end = f"{topic}_{queue_id}", None if until is None else until.get((topic, queue_id), 0)
             try:
-                while (upto := log.compact(done := self._done.get(name, -1), self._keys_max)) != done:
+                while (upto := log.compact(done := self._done.get(name, -1), self._keys_max, end)) != done:
                     if self.logs.get((topic, queue_id)) is not log:
                         break
                     self._done[name] = upto

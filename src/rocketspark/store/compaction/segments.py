@@ -133,12 +133,13 @@ class Segment:
         return bool(at >= 0 and 0 < size <= len(self.view) - at and offset >= 0 and count == 1)
 
     def has(self, unit: Unit) -> bool:
-        """Tell whether the record of a unit is where the unit says; what else it holds its reader checks."""
+        """Tell whether the record of a unit is where the unit says, and whole by its CRC."""
         stored = self.view[unit.at : unit.at + unit.size]
         return (
             len(stored) == unit.size >= record_layout.RECORD_BYTES_MIN
             and _SIZE(stored)[0] == unit.size
             and _QUEUE_OFFSET(stored)[0] == unit.offset
+            and self._is_right(unit)
         )
 
     def _is_right(self, unit: Unit) -> bool:
@@ -190,6 +191,11 @@ class Segment:
     def last_offset(self) -> int:
         """The queue offset of the last record; -1 without one."""
         return self.unit(self.count - 1).offset if self.count else -1
+
+    @property
+    def unflushed(self) -> int | None:
+        """The queue offset of the first record that may not be on the disk; None if all are."""
+        return None if self._flushed == self.count or not self.count else self.unit(max(self._flushed, 0)).offset
 
     def room(self) -> tuple[int, int]:
         """Return (records, their bytes) that there is room for: each file keeps some for its mark."""

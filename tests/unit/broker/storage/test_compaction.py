@@ -14,6 +14,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.compaction import Compaction
 from rocketspark.errors import StoreFull, TransportError
 from rocketspark.store import Store
+from rocketspark.store.files.system_calls import OsFiles
 
 pytestmark = pytest.mark.shows("topics with cleanup.policy=COMPACTION: a new copy has what its master kept")
 
@@ -111,4 +112,56 @@ def test_a_compaction_puts_the_log_on_the_disk_first(tmp_path: Path) -> None:
     # Else a power cut would take the newest message of a key whose older ones are gone.
     assert ours.flushed_position == ours.written_position
     assert len(found(ours)) < 40
+    ours.close()
+
+
+@pytest.mark.shows("compaction: a message that a replica in sync lacks takes no older one's place, as it may be cut")
+def test_what_a_replica_lacks_takes_no_others_place(tmp_path: Path) -> None:
+    ours = opened(tmp_path)
+    for n in range(40):
+        send(ours, TOPIC, 0, b"%d" % n, keys="rare" if n in (2, 30) else f"k{n % 3}")
+    confirmed = [next(iter(ours.queue_units(TOPIC, 0, 30, 1)))[0]]
+    compaction = Compaction(
+        BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: None, replicated=lambda: confirmed[0]
+    )
+
+    async def go() -> None:
+        await compaction.copy()
+        await compaction.compact()
+        kept = [offset for offset, _ in found(ours)]
+        assert 2 in kept
+        assert len(kept) < 40
+        confirmed[0] = ours.written_position
+        await compaction.compact()
+        assert 2 not in [offset for offset, _ in found(ours)]
+        assert 30 in [offset for offset, _ in found(ours)]
+
+    asyncio.run(go())
+    ours.close()
+
+
+@pytest.mark.shows("compaction: a queue whose log cannot be written holds only the log files that it needs")
+def test_one_log_that_cannot_be_written_holds_only_what_it_needs(tmp_path: Path) -> None:
+    class OneFull(OsFiles):
+        full = False
+
+        def write_at(self, path: str, at: int, content: bytes | bytearray | memoryview) -> None:
+            if self.full and f"/{TOPIC}/0/" in path:
+                raise OSError(28, "No space left on device", path)
+            super().write_at(path, at, content)
+
+    files = OneFull()
+    ours = opened(tmp_path, files)
+    for n in range(10):
+        send(ours, TOPIC, 0, b"%d" % n, keys=f"k{n}")
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: None)
+    assert asyncio.run(compaction.copied()) == ours.written_position
+    before = ours.written_position
+    files.full = True
+    for n in range(10):
+        send(ours, TOPIC, n % 2, b"%d" % n, keys=f"k{n}")
+    assert asyncio.run(compaction.copied()) == before
+    assert ours.compaction.logs[TOPIC, 1].on_disk_until == 5
+    files.full = False
+    assert asyncio.run(compaction.copied()) == ours.written_position
     ours.close()
