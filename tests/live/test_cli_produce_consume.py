@@ -178,6 +178,15 @@ def test_bytes_go_in_and_out_unaltered(shell: Shell, tmp_path: Path) -> None:
     assert "the body has 4194305 bytes; at most 4194304 are allowed" in told[1]
 
 
+def test_what_is_sent_is_printed_too(shell: Shell, tmp_path: Path) -> None:
+    assert shell("produce", "teed", "--tee", stdin=b"one\n\n\x00two") == b"one\n\x00two\n"
+    assert shell("produce", "teed", "--tee", "-D", "|", stdin=b"three|four") == b"three|four|"
+    (tmp_path / "file").write_bytes(ALL_BYTES)
+    assert shell("produce", "teed", str(tmp_path / "file"), "-T") == ALL_BYTES
+    assert sorted(map(int, shell.read("teed", "-f", "%S ").split())) == [3, 4, 4, 5, 256]
+    assert b"leave out --json" in shell("produce", "teed", "--tee", "--json", code=2)
+
+
 def test_a_key_stands_before_its_delimiter(shell: Shell) -> None:
     shell("produce", "keyed", "-K", ": ", stdin=b"k1: one: 1\nno key\n: empty\n")
     assert sorted(shell.read("keyed", "-K", "=").splitlines()) == [b"=empty", b"=no key", b"k1=one: 1"]

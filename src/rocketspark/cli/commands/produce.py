@@ -19,7 +19,7 @@ import typer
 
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
-from rocketspark.cli.streams import lines, parts, unescaped
+from rocketspark.cli.streams import lines, parts, unescaped, write_bytes
 from rocketspark.errors import MessageIllegal, NotSent, RocketSparkError, UsageError
 from rocketspark.model.text import shown, whole_number
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 # Messages sent and not yet answered: enough to keep a broker busy, few enough to stop soon after an error.
 IN_FLIGHT_MAX = 1024
-# Messages of one sharding key: each waits until the one before it is answered, and its time runs while it waits.
+# Messages of one sharding key or lite topic: each waits until the one before it is answered, and its time runs while it
+# waits.
 OF_A_KEY_MAX = 4
 # Bad lines that are told one by one.
 TOLD_MAX = 20
@@ -108,6 +109,9 @@ def produce(
         bool, typer.Option("--skip-bad", help="Leave out what cannot be sent as it is, and say so, instead of ending.")
     ] = False,
     group: Annotated[str, typer.Option(help="The producer group.")] = "rocketspark_producer",
+    tee: Annotated[
+        bool, typer.Option("-T", "--tee", help="Print what is sent on stdout too, unaltered, as `tee` does.")
+    ] = False,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -128,6 +132,8 @@ def produce(
     )
     if files and any((given.file, given.jsonl, delimiter, key_delimiter)):
         raise typer.BadParameter("a file is one message: -f reads lines, --jsonl and delimiters are for lines")
+    if tee and json:
+        raise typer.BadParameter("stdout has what is sent; leave out --json", param_hint="--tee")
     if given.jsonl and key_delimiter is not None:
         raise typer.BadParameter("a line of JSON names its own keys", param_hint="--key-delimiter")
     of_lines = Lines(topic, fields.values(), jsonl=given.jsonl, key_delimiter=key_delimiter)
@@ -147,7 +153,8 @@ def produce(
         sending = Sender(producer, None if queue is None else queue_of(queue, producer.queues(topic)))
         try:
             with _progress(given.file) as advance:
-                _send(source, of_lines, sending, stop, count=count, rate=rate, skip_bad=skip_bad, advance=advance)
+                told = _teed(b"" if files else b"\n" if delimiter is None else delimiter, advance) if tee else advance
+                _send(source, of_lines, sending, stop, count=count, rate=rate, skip_bad=skip_bad, advance=told)
         except KeyboardInterrupt:
             if not stop.asked:
                 raise
@@ -170,7 +177,7 @@ def _send(
     count: int | None,
     rate: float | None,
     skip_bad: bool,
-    advance: Callable[[int, int], None],
+    advance: Callable[[bytes, int], None],
 ) -> None:
     """Send all parts that become messages. Raises UsageError for the first that does not, unless it is skipped."""
     begun_s, passed = time.monotonic(), 0
@@ -195,7 +202,17 @@ def _send(
             sending.skip(part.place, e)
             continue
         passed += 1
-        advance(len(part.data), sending.sent)
+        advance(part.data, sending.sent)
+
+
+def _teed(end: bytes, advance: Callable[[bytes, int], None]) -> Callable[[bytes, int], None]:
+    """Return `advance` with what prints each message on stdout, and `end` behind it."""
+
+    def told(data: bytes, sent: int) -> None:
+        write_bytes(data + end)
+        advance(data, sent)
+
+    return told
 
 
 def _said(error: Exception) -> str:
@@ -269,7 +286,7 @@ class Sender:
 
     def send(self, place: str, message: Message) -> None:
         """Send one message once there is room. Raises MessageIllegal, and the error of an earlier message."""
-        room = IN_FLIGHT_MAX // OF_A_KEY_MAX if message.sharding_key else 1
+        room = IN_FLIGHT_MAX // OF_A_KEY_MAX if message.sharding_key or message.lite_topic else 1
         for _ in range(room):
             self._room.acquire()
         try:
@@ -388,10 +405,10 @@ def _of_files(files: list[Path]) -> Iterator[Part]:
 
 
 @contextmanager
-def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
-    """Yield the function to call after each line with its bytes and the messages stored so far."""
+def _progress(file: Path | None) -> Iterator[Callable[[bytes, int], None]]:
+    """Yield the function to call after each line with it and the messages stored so far."""
     if not sys.stderr.isatty() or (file is None and sys.stdin.isatty()):
-        yield lambda line_bytes, sent: None
+        yield lambda line, sent: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -399,7 +416,7 @@ def _progress(file: Path | None) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.fields[sent]:,} messages"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=file.stat().st_size if file else None, sent=0)
-        yield lambda line_bytes, sent: progress.update(task, advance=line_bytes, sent=sent)
+        yield lambda line, sent: progress.update(task, advance=len(line), sent=sent)
 
 
 def _report(sending: Sender, topic: str, as_json: bool) -> None:
