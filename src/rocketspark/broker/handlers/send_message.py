@@ -213,9 +213,8 @@ class SendHandler:
                 raise illegal("a batch of half messages has the flag of a prepared transaction")
             queue_id = self._admit(h)
             if queue_id is None or h.topic in self._rules.static_topics or self._rules.check_batch(h, body):
-                return reply(
-                    request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"topic {h.topic}: one by one"
-                )
+                remark = f"topic {h.topic} takes no half messages in a batch yet: they are sent one by one"
+                return reply(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
             pairs = pairs_of(h.properties.encode())
             if self._durability.needed:
                 self._durability.check()
