@@ -118,6 +118,12 @@ def test_a_group_s_lag_is_told_where_it_is_farthest_behind(stage: Stage) -> None
     assert "agents: 2 messages behind in lite topics of chats" in stage.printed("group", "lag-lite", "agents")
 
 
+def test_the_settings_of_a_group_lead_to_its_lag(stage: Stage) -> None:
+    text = stage.printed("group", "show", "agents")
+    assert "it reads lite topics of chats: how far, says `rocketspark group lag-lite agents`\n" in text
+    assert "it reads lite topics" not in stage.printed("group", "show", "TOOLS_CONSUMER")
+
+
 def test_what_is_none_is_told_in_a_line(stage: Stage) -> None:
     with pytest.raises(UsageError, match="topic 'plain' has no lite topics: it is not of the type LITE"):
         stage.admin.list_lite_topics("plain")

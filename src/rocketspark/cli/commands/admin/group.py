@@ -159,6 +159,7 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
 
     Example: `rocketspark group show billing --json`
     """
+    from rocketspark.protocol.lite_topics import BIND_TOPIC
 
     async def ask(operations: AsyncAdmin) -> tuple[GroupState, GroupLag, list[dict[str, Any]], dict[str, GroupConfig]]:
         await operations.check_known(group)
@@ -175,6 +176,8 @@ def show(group: Name, at: ClusterAccess = HERE, json: Json = False) -> None:
     about = f"{kind}, {counted(state.member_count, 'member')} of {state.version}"
     behind = f"{counted(state.lag, 'message')} behind" + (f" by {span(lag.delay_ms)}" if lag.delay_ms else "")
     print(f"{shown(group)}: {about if state.online else 'offline'}; {behind}")
+    for topic in sorted({one for each in found.values() if (one := each.attributes.get(BIND_TOPIC))}):
+        print(f"it reads lite topics of {shown(topic)}: how far, says `rocketspark group lag-lite {shown(group)}`")
     figures = ("queues", "lag", "in flight", "delay")
     rows = (
         (
