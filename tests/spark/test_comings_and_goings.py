@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ from tests.support.patience import LIMIT_MS
 
 from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
-from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound
+from rocketspark.errors import ConfigError, NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.partition_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.export_topic import export_topic
-from rocketspark.tables.offset_ranges import from_json
+from rocketspark.tables.offset_ranges import Offsets, from_json
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read import batch, pull_records
 from rocketspark.tables.read.data_loss import DataLost
@@ -385,6 +387,57 @@ def test_an_export_whose_broker_lost_its_store(
         export_topic(given, to)
     export_topic(given | {"failOnDataLoss": "false"}, to)
     assert to.read_bytes() == noted
+
+
+@pytest.mark.shows(
+    "mended: an archive of one topic hides from the next run of another that their broker lost its store"
+)
+def test_an_archive_of_several_topics_whose_broker_lost_its_store(stage: Stage, send: Sender) -> None:
+    target = Kept()
+
+    def archive(topic: str) -> int:
+        options = parse_read({"namesrv": stage.namesrv, "topic": topic, "startingOffsets": "earliest"}, streaming=True)
+        reader = StreamReader(READ_SCHEMA, options)
+        work = MicroBatches(target, reader, [topic], progress=Progress("archive"), batch_rows=99, once=True)
+        try:
+            work.run(lambda: 0, interval_s=0, merges_again=False)
+        finally:
+            reader.stop()
+        return work.rows
+
+    for topic in ("t", "u"):
+        stage.create(topic, 1, "broker-a")
+        send(topic, "broker-a", count=5)
+    assert archive("t") == archive("u") == 5
+    stage.move("broker-a")
+    assert archive("t") == 0
+    stage.lose_store("broker-a")
+    for topic in ("t", "v"):
+        stage.create(topic, 1, "broker-a")
+        send(topic, "broker-a", count=9)
+    with pytest.raises(
+        ConfigError, match="broker 'broker-a' has another store now than when topic 't' of this archive"
+    ):
+        archive("v")
+    with pytest.raises(DataLost, match="its broker has another store now"):
+        archive("t")
+
+
+class Kept:
+    """What an archive has, in memory."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, Any] | None = None
+
+    def begin(self, offsets: dict[str, Any]) -> None:
+        self.offsets = offsets
+
+    def store(self, reader: StreamReader, partitions: Sequence[Any], offsets: dict[str, Any]) -> int:
+        self.offsets = offsets
+        return sum(batch.num_rows for part in partitions for batch in reader.read(part))
+
+    def ends(self, topics: Collection[str]) -> Offsets:
+        return {}
 
 
 class Ended(Exception):

@@ -22,7 +22,7 @@ from rocketspark.spark.pipelines.parts.progress import Progress, lag_of, step_re
 from rocketspark.spark.pipelines.parts.session import one_line
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.tables.decode.options import DROPMALFORMED, JSON
-from rocketspark.tables.offset_ranges import START_KEY, Offsets, from_json
+from rocketspark.tables.offset_ranges import EACH_TOPIC, START_KEY, Offsets, from_json, made_of
 from rocketspark.tables.options import ReadOptions, parse_read
 from rocketspark.tables.read.batch import sampled_bodies
 from rocketspark.transport.retries import Retries, RetryRule
@@ -149,6 +149,7 @@ class MicroBatches:
             self._progress.hear(step_report(self.batches, start=start, end=end))
             return False
         _refuse_made_anew(start, end, self._target)
+        _refuse_other_store(start, end, others)
         asked_s = time.monotonic()
         rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
@@ -191,6 +192,21 @@ def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any], target: Target
             f"topic {', '.join(anew)} was deleted and made anew, and its offsets begin again: give the new one a folder"
             " of its own"
         )
+
+
+def _refuse_other_store(start: dict[str, Any], end: dict[str, Any], others: dict[str, Any]) -> None:
+    """Raise ConfigError if a broker has another store now than when the archive's other topics were read from it: the
+    new number would be noted, and a later run of those topics would pass over what the new store holds of them.
+    """
+    before, now = made_of(start), made_of(end)
+    read = sorted(queue for queue, offset in from_json(others).items() if offset)
+    for queue in read:
+        key = (EACH_TOPIC, queue.broker_name)
+        if now.get(key, 0) != before.get(key, now.get(key, 0)):
+            raise ConfigError(
+                f"broker {queue.broker_name!r} has another store now than when topic {queue.topic!r} of this archive"
+                " was read from it: give what is archived from now on a folder of its own"
+            )
 
 
 # Spark's errors of a task that failed because of the network, or lost its executor.
