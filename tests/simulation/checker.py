@@ -43,6 +43,8 @@ class View:
         self.history = history
         # All replicas hold the same, which a rule checks: here are the records of the longest.
         self.records: list[Stored] = max(history.stored.values(), key=len, default=[])
+        # Where the log begins now: the files before that went.
+        self.begin = self.records[0].position if self.records else 0
         self.at: dict[Place, list[Stored]] = defaultdict(list)
         self.of_body: dict[tuple[str, str], list[Stored]] = defaultdict(list)
         for stored in self.records:
@@ -124,7 +126,7 @@ def acknowledged_is_there(view: View) -> Iterator[str]:
     for sent, part, body in view.acknowledged():
         assert sent.place is not None
         topic, queue, offset = sent.place
-        if sent.way in LATER or topic.startswith(LIVES):
+        if sent.way in LATER or topic.startswith(LIVES) or sent.position < view.begin:
             continue
         found = [body_of(stored.body) for stored in view.at.get((topic, queue, offset + part), [])]
         if found != [body]:

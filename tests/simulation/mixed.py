@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.simulation import checker, workloads
 from tests.simulation.histories import ends_of, gather
-from tests.simulation.moves import draw_moves, move, note_known
+from tests.simulation.moves import draw_moves, move, note_known, renew
 from tests.simulation.nodes import Cluster
 from tests.simulation.parts import PARTS
 from tests.simulation.plan import Faults, draw_faults, draw_stands, stand
@@ -62,7 +62,7 @@ async def run(
     if parts is None:
         parts = _draw_parts(world.random("parts")) if adds else []
     for name in parts:
-        settings = {**PARTS[name].settings, **settings}
+        settings = {**PARTS[name].settings, **({} if is_whole else PARTS[name].alone), **settings}
         PARTS[name].begin()
     drawn_replicas = chance.choice([1, 2, 2, 2, 3])
     replicas = replicas or drawn_replicas
@@ -107,10 +107,12 @@ async def run(
     topics = {topic: queues for name in parts for topic, queues in PARTS[name].topics.items()}
     if is_whole and not shape.get("auto_create_topic", True):
         topics |= dict.fromkeys(workloads.TOPICS, 4)
-    if topics:
+    if topics or parts:
         async with AsyncAdmin(cluster.namesrv_address) as operator:
             for topic, queues in topics.items():
                 await operator.create_topic(topic, queue_count=queues)
+            for name in parts:
+                await PARTS[name].prepare(operator)
     work = Workload(world, cluster, retries=retries)
     running = []
     for node in producers:
@@ -120,6 +122,7 @@ async def run(
     for name, steps in begun.items():
         running += PARTS[name].start(work, steps)
     beside = asyncio.gather(_split(cluster, splits or []), stand(world, stands or []), move(cluster, moves or []))
+    renewing = asyncio.ensure_future(renew(cluster)) if replicas > 1 and shape.get("reserved_hours") == 0 else None
     await Faults(cluster).run(faults)
     await beside
     await wait_until(world, FAULTS_UNTIL_S + 5)
@@ -131,6 +134,8 @@ async def run(
             await asyncio.sleep(quiet_s)
     except TimeoutError as e:
         raise checker.PromiseBroken(f"it settles (1): {e}") from e
+    if renewing is not None:
+        renewing.cancel()
     world.record("settled")
     await asyncio.sleep(max((PARTS[name].quiet_s for name in parts), default=0.0))
     await world.node("asker").run(work.commits)

@@ -1,5 +1,7 @@
 """A broker more, with an empty disk, and then one less, while everything goes on: a machine that is replaced.
 
+`renew` gives an empty disk to a slave that needs what its master has removed, as its master's log asks for.
+
 Rule: a broker is taken out for good only where that loses nothing: all are in sync, and nothing was wrong for a while.
 """
 
@@ -87,6 +89,28 @@ def _is_well(cluster: Cluster) -> bool:
     return not is_one_down and cluster.known_in_sync() == len(cluster.brokers)
 
 
+async def renew(cluster: Cluster) -> None:
+    """Look for slaves whose log ends before their master's begins, for ever."""
+    while True:
+        await asyncio.sleep(1)
+        running = {node: process.server for node in cluster.brokers for process in node.processes if process.is_ready}
+        begins_at = max((each.store.min_position for each in running.values() if each.role.is_master), default=0)
+        for node, server in running.items():
+            ends_at = server.store.written_position
+            if (
+                server.role.is_master
+                or not 0 < ends_at < begins_at
+                or _number(cluster, node) in cluster.known_set().in_sync
+            ):
+                continue
+            cluster.world.record("fault", what="renewed", node=node.name)
+            cluster.world.states["slaves that begin anew"] += 1
+            node.kill()
+            node.wipe()
+            cluster.start_server(node)
+            cluster.world.record("mended", what="renewed", node=node.name)
+
+
 def _number(cluster: Cluster, node: Node) -> int:
     replicas = cluster.known_set().replicas.items()
     return next(number for number, replica in replicas if replica.address.startswith(f"{node.ip}:"))
@@ -126,5 +150,6 @@ def who_was_taken_out_is_known_to_nobody(view: View) -> Iterator[str]:
     """Controllers and NameServer know the brokers that are there, one that was added too, and no other."""
     there = sorted(view.history.logs)
     for known in view.history.more.get("known", ()):
-        if list(known.names) != there:
+        # One that began anew has two numbers.
+        if sorted(set(known.names)) != there:
             yield f"{known.by} knows {list(known.names)}, and there are {there}"

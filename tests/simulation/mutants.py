@@ -58,6 +58,7 @@ BREAKS = {
 RESETS, FAILING, ORDERED, LIVES, ONCE, USERS = (
     {"parts": [part], **ALONE} for part in ("resets", "dead letters", "ordered", "topics", "once", "users")
 )
+COMPACTED, LITE, TIERED, URGENT = ({"parts": [part], **ALONE} for part in ("compacted", "lite", "tiered", "urgent"))
 IN_SYNC = "broker/replication/in_sync_set.py"
 TABLE: dict[str, Planted] = {
     "a_send_waits_for_no_slave": Planted(
@@ -312,6 +313,70 @@ TABLE: dict[str, Planted] = {
         'b"TIMER_DEL_UNIQKEY": handle.message_id.encode(),',
         'b"TIMER_DEL_UNIQKEY": b"x" + handle.message_id.encode()[1:],',
         shape=ALONE,
+    ),
+    "the_newest_of_a_key_goes": Planted(
+        "the newest of each key is kept",
+        "store/compaction/compaction_log.py",
+        "        return unit.offset >= newest.get(key_of(stored), -1) and",
+        "        return unit.offset > newest.get(key_of(stored), -1) and",
+        shape=COMPACTED,
+    ),
+    "a_deletion_goes_before_what_it_deletes": Planted(
+        "a key that was deleted does not come back",
+        "store/compaction/compaction_log.py",
+        "                if segment.has(unit):\n",
+        "                if segment.has(unit) and record_layout.body_bytes_of(segment.record(unit)):\n",
+        shape=COMPACTED,
+    ),
+    "an_event_of_a_lite_topic_is_lost": Planted(
+        "each message of a lite topic comes",
+        "broker/lite/events.py",
+        "        self.names[queue] = None\n",
+        "        if len(self.names) < 1:\n            self.names[queue] = None\n",
+        shape=LITE,
+    ),
+    "a_lite_topic_is_shown_backwards": Planted(
+        "a lite topic keeps its order",
+        "client/consumer/lite/lite_calls.py",
+        "        return [message for message in given if message.lite_topic in self._names]\n",
+        "        return [message for message in reversed(given) if message.lite_topic in self._names]\n",
+        shape=LITE,
+    ),
+    "a_lite_topic_never_goes": Planted(
+        "a lite topic without messages goes",
+        "broker/lite/parts.py",
+        "        return last_ms >= 0 and now_ms() - last_ms > kept_ms\n",
+        "        return False\n",
+        shape=LITE,
+    ),
+    "the_last_queue_is_one_further_down": Planted(
+        "a priority is a queue",
+        "broker/messages/send_rules.py",
+        "        return max(min(number, config.write_queue_nums - 1), 0), stored\n",
+        "        return max(min(number, config.write_queue_nums - 2), 0), stored\n",
+        shape=URGENT,
+    ),
+    "pops_begin_anywhere": Planted(
+        "the most urgent is popped first",
+        "broker/pop/reading.py",
+        "            queues = place.step(count, 0 if by_priority else chance)\n",
+        "            queues = place.step(count, chance)\n",
+        shape=URGENT,
+    ),
+    "a_store_does_not_wait_for_the_tier": Planted(
+        "what only the tier has is read by offset",
+        "broker/storage/tiering.py",
+        "        lowest = store.written_position\n",
+        "        return store.written_position\n",
+        seed=3,
+        shape=TIERED,
+    ),
+    "a_pop_does_not_look_into_the_tier": Planted(
+        "groups are given what only the tier has",
+        "broker/pop/reading.py",
+        "        if not tiering.has(*queue, offset):\n",
+        "        if tiering.has(*queue, offset):\n",
+        shape=TIERED,
     ),
 }
 

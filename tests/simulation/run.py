@@ -54,6 +54,10 @@ STATES = {
     "cannot be flushed": "failed flushes",
     "holds less than it did": "replicas that hold less",
     "has no new master": "elections without a master",
+    "was compacted": "queues compacted",
+    "log files removed": "removals of old log files",
+    "the second tier can be reached again": "failures of the second tier",
+    "lite topics are removed": "removals of lite topics",
 }
 
 

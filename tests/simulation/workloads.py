@@ -214,7 +214,7 @@ class Workload:
 
             async def send(step: Operation) -> None:
                 queue = MessageQueue(topic, self.cluster.name, step["number"] % queues)
-                message = Message(topic, _content(step["body"], 0))
+                message = Message(topic, _content(step["body"], step.get("bytes", 0)))
                 await self.sent(topic, node, (step["body"],), lambda: producer.send(message, queue=queue))
 
             await self.in_turn(steps, send)

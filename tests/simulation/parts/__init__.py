@@ -5,14 +5,18 @@ Rule: a part has topics and groups of its own, whose names begin with "p-"; `mix
 
 from __future__ import annotations
 
-from tests.simulation.parts import dead_letters, once, ordered, resets, topics, users
+from tests.simulation.parts import compacted, dead_letters, lite, once, ordered, resets, tiered, topics, urgent, users
 from tests.simulation.parts.part import Part
 
 PARTS: dict[str, Part] = {
+    "compacted": compacted.PART,
     "dead letters": dead_letters.PART,
+    "lite": lite.PART,
     "once": once.PART,
     "ordered": ordered.PART,
     "resets": resets.PART,
+    "tiered": tiered.PART,
     "topics": topics.PART,
+    "urgent": urgent.PART,
     "users": users.PART,
 }

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
 
+    from rocketspark.admin.operations import AsyncAdmin
+
 Step = dict[str, Any]
 
 
-async def _nothing(work: Workload) -> None:
+async def _nothing(of: object) -> None:
     return
 
 
 class Part(NamedTuple):
     """`draw(chance, end_s)`: its plan, of steps with their time `at`, and of members; `start`: begins its processes.
 
-    `topics`: made before, with so many queues; `finish`: what is looked at once all has settled, before the clients
-    end; `settings`: of the brokers; `quiet_s`: what it waits for by itself takes so much longer than all else;
-    `begin`: called before anything begins, in the process of this seed alone.
+    `topics`: made before, with so many queues, and what `prepare` makes; `finish`: what is looked at once all has
+    settled, before the clients end; `settings`: of the brokers; `alone`: more of them where there are no clients but
+    those of parts; `quiet_s`: what it waits for by itself takes so much longer than all else; `begin`: called before
+    anything begins, in the process of this seed alone.
     """
 
     draw: Callable[[random.Random, float], list[Step]]
@@ -31,6 +34,8 @@ class Part(NamedTuple):
     settings: dict[str, Any] = {}
     quiet_s: float = 0.0
     begin: Callable[[], None] = lambda: None
+    prepare: Callable[[AsyncAdmin], Awaitable[None]] = _nothing
+    alone: dict[str, Any] = {}
 
 
 def of_kind(steps: Iterable[Step], kind: str) -> list[Step]:
