@@ -114,7 +114,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 make_folder(self._files, path)
             except OSError as e:
                 raise failure(e, "create the directory", path) from e
-        self._lock = DirectoryLock(f"{root}/lock")
+        self._lock = DirectoryLock(f"{root}/lock", s.commit_log)
         self._lock.acquire()
         try:
             self._open()

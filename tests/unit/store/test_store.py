@@ -304,6 +304,18 @@ def test_a_deleted_topic_starts_anew_and_stays_so(make_store: Any, send: Any) ->
         store.close()
 
 
+def test_two_stores_do_not_write_one_log(make_store: Any, send: Any, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    store = make_store(tmp_path / "one", commit_log=log)
+    for _ in range(2):
+        with pytest.raises(StoreLocked, match=f"the store in {log} is in use"):
+            make_store(tmp_path / "two", commit_log=log)
+    send(store, "t", 0, b"x")
+    assert [path.name for path in Path(log).iterdir()] == [f"{0:020d}"]
+    store.close()
+    make_store(tmp_path / "two", commit_log=log)
+
+
 def test_refusals(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store(message_bytes_max=20_000)
     with pytest.raises(MessageIllegal, match="maxMessageSize"):

@@ -372,11 +372,19 @@ def make_folder(files: OsFiles, path: str) -> None:
 
 
 class DirectoryLock:
-    """A lock file, locked as Java's FileChannel.tryLock does it (bytes 0 to 1)."""
+    """A lock file, locked as Java's FileChannel.tryLock does it (bytes 0 to 1). `elsewhere`: a folder outside that is
+    locked too, by a file beside it, if one can be made there.
+    """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, elsewhere: str | None = None) -> None:
         self.path = os.path.realpath(path)
+        self._folder = os.path.dirname(self.path)
         self._descriptor = -1
+        self._other: DirectoryLock | None = None
+        if elsewhere:
+            # In the folder itself RocketMQ's broker would take it for a damaged file of the log.
+            self._other = DirectoryLock(f"{os.path.realpath(elsewhere)}.lock")
+            self._other._folder = elsewhere
 
     def acquire(self) -> None:
         """Take the lock. Raises StoreLocked if another store has it, StoreUnwritable if the file cannot be opened."""
@@ -393,6 +401,14 @@ class DirectoryLock:
             raise self._locked() from e
         self._descriptor = descriptor
         _held.add(self.path)
+        try:
+            if self._other is not None:
+                self._other.acquire()
+        except (StoreFull, StoreUnwritable):
+            pass  # Nobody may write there: as with RocketMQ's broker the store's own lock is all there is.
+        except StoreLocked:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Release the lock; nothing happens if it is not held."""
@@ -400,11 +416,12 @@ class DirectoryLock:
             os.close(self._descriptor)
             self._descriptor = -1
             _held.discard(self.path)
+        if self._other is not None:
+            self._other.release()
 
     def _locked(self) -> StoreLocked:
         return StoreLocked(
-            f"the store in {os.path.dirname(self.path)} is in use by another server: "
-            "stop that one or choose another directory"
+            f"the store in {self._folder} is in use by another server: stop that one or choose another directory"
         )
 
 
