@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from html import unescape
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.console import scene
 from tests.console.support import opened, posted
 
 from rocketspark.console import ConsoleSettings, make_app
-from rocketspark.console.content import downloads
+from rocketspark.console.content import downloads, event_streams
 from rocketspark.console.pages import messages as pages_of_messages
 from rocketspark.errors import UsageError
 from rocketspark.model import ReceivedMessage
@@ -150,6 +150,26 @@ def test_files_that_are_not_read_leave_room_to_others_and_end(monkeypatch: pytes
 
     asyncio.run(main())
     assert sizes == [0, downloads.PIECE_BYTES, 1, 0] * 2
+
+
+def test_events_that_are_not_read_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_streams, "READ_S", 0.05)
+    sent, ended = list[Any](), list[bool]()
+
+    async def events() -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield b"event"
+        finally:
+            ended.append(True)
+
+    async def send(message: Any) -> None:
+        if len(sent) == 3:
+            await asyncio.Event().wait()
+        sent.append(message)
+
+    asyncio.run(event_streams.EventStream(events()).stream_response(send))
+    assert ([each["type"] for each in sent[1:]], ended) == (["http.response.body"] * 2, [True])
 
 
 def test_more_pages_that_watch_than_may_be_are_refused(

@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -24,6 +24,7 @@ from rocketspark.console import guard
 from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed
 from rocketspark.console.cluster import making
 from rocketspark.console.cluster.sampler import figures
+from rocketspark.console.content.event_streams import EventStream
 from rocketspark.console.drawing import path_of
 from rocketspark.console.routes import ChangeRoute, PageRoute, as_starlette
 from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
@@ -317,9 +318,9 @@ class _Ways:
         await self._may_see_figures(call)
         if self._streams >= STREAMS_MAX:
             raise UsageError(f"{STREAMS_MAX} pages are kept up to date already: close one")
-        return StreamingResponse(self._stream(call), media_type="text/event-stream")
+        return EventStream(self._stream(call))
 
-    async def _stream(self, call: Call) -> AsyncIterator[bytes]:
+    async def _stream(self, call: Call) -> AsyncGenerator[bytes]:
         self._streams += 1
         closing = asyncio.ensure_future(self._console.closing.wait())
         try:

@@ -6,19 +6,20 @@ Rule: a search goes on in steps, each of which looks at a bounded number of mess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from rocketspark.admin.messages.search import FoundMessages, SearchProgress
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.call import Call
 from rocketspark.console.content import asked, exports
 from rocketspark.console.content.asked import Asked, Place
+from rocketspark.console.content.event_streams import EventStream
 from rocketspark.console.content.shown_body import preview
 from rocketspark.console.drawing import time
 from rocketspark.console.routes import page
@@ -200,10 +201,10 @@ async def tail_events(call: Call) -> Response:
     if len(state.queues) > TAIL_QUEUES_MAX:
         raise UsageError(f"topic {shown(topic)} has {len(state.queues)} queues: {TAIL_QUEUES_MAX} can be watched")
     starts = {each.queue: each.max_offset for each in state.queues}
-    return StreamingResponse(_tail(call, topic, tag, starts), media_type="text/event-stream")
+    return EventStream(_tail(call, topic, tag, starts))
 
 
-async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int]) -> AsyncIterator[bytes]:
+async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int]) -> AsyncGenerator[bytes]:
     wanted = Asked(topic, {"tag": tag} if tag else {}, newest_first=False)
     if call.console.tails >= TAILS_MAX:
         # Others began while the topic was looked at.
