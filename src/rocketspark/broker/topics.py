@@ -65,9 +65,9 @@ class Topics:
         self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
         table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
-        # Those with compaction, by the version that they are of.
-        self._compacted: tuple[DataVersion | None, frozenset[str]] = None, frozenset()
         self.table: dict[str, TopicConfig] = dict(table.topic_config_table)
+        # Kept beside the table: to look for them among 100,000 topics takes 15 ms.
+        self._compacted = frozenset(name for name, config in self.table.items() if has_compaction(config))
         for config in self._system_topics():
             known = self.table.get(config.topic_name)
             if known is None or config.topic_name == topic_names.SCHEDULE_TOPIC:
@@ -112,6 +112,7 @@ class Topics:
     def put_all(self, configs: list[TopicConfig]) -> None:
         """Create topics or replace their settings, as one change."""
         self.table.update((config.topic_name, config) for config in configs)
+        self._note_compacted([config.topic_name for config in configs])
         self._changed([config.topic_name for config in configs])
 
     def set_ordered(self, topics: Iterable[str]) -> None:
@@ -128,6 +129,7 @@ class Topics:
     def delete(self, topic: str) -> None:
         """Forget a topic's settings."""
         if self.table.pop(topic, None) is not None:
+            self._note_compacted([topic])
             self._changed([topic])
 
     def create_for_send(
@@ -255,6 +257,7 @@ class Topics:
             for name in gone:
                 del self.table[name]
             self.table.update((config.topic_name, config) for config in changed)
+            self._note_compacted([*gone, *(config.topic_name for config in changed)])
             self.version = version
             self.unsaved.changed()
             self.on_change([config.topic_name for config in changed])
@@ -287,9 +290,13 @@ class Topics:
 
     def compacted(self) -> frozenset[str]:
         """Return the topics with compaction."""
-        if self._compacted[0] is not self.version:
-            self._compacted = self.version, frozenset(n for n, config in self.table.items() if has_compaction(config))
-        return self._compacted[1]
+        return self._compacted
+
+    def _note_compacted(self, names: list[str]) -> None:
+        """Note which of these topics, new, changed or gone, have compaction now."""
+        found = {name for name in names if name in self.table and has_compaction(self.table[name])}
+        if found or not self._compacted.isdisjoint(names):
+            self._compacted = self._compacted.difference(names) | found
 
     def save(self) -> None:
         """Write topics.json."""

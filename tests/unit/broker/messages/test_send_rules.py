@@ -1,4 +1,4 @@
-"""Topics that parked messages go to, on a broker that was elected."""
+"""Topics that parked messages go to, on a broker that was elected; which topics have compaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.live.support import settings
 
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.broker.topics import Topics
+from rocketspark.broker.topics import CLEANUP_POLICY, COMPACTION, DELETE, Topics
+from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 
 
 def test_a_topic_that_a_parked_message_alone_knows_is_made_once_elected(tmp_path: Any) -> None:
@@ -25,3 +26,21 @@ def test_a_topic_that_a_parked_message_alone_knows_is_made_once_elected(tmp_path
     made = {name: topics.table[name].read_queue_nums for name in ("known", "anew", "%RETRY%g") if name in topics.table}
     assert made == {"known": 8, "anew": 8, "%RETRY%g": 6}
     assert {"gone", "after", "before"}.isdisjoint(topics.table)
+
+
+def test_topics_with_compaction_are_known_whatever_changes(tmp_path: Any) -> None:
+    def config(name: str, policy: str) -> TopicConfig:
+        return TopicConfig(topic_name=name, attributes={CLEANUP_POLICY: policy})
+
+    file = JsonFile(tmp_path / "topics.json", TopicConfigTable)
+    topics = Topics(settings(tmp_path), file)
+    assert topics.compacted() == frozenset()
+    topics.put_all([config("a", COMPACTION), config("b", DELETE), config("c", COMPACTION)])
+    assert topics.compacted() == {"a", "c"}
+    assert Topics(settings(tmp_path), file).compacted() == {"a", "c"}
+    topics.delete("a")
+    topics.put(config("c", DELETE))
+    assert topics.compacted() == frozenset()
+    topics.put(config("c", COMPACTION))
+    topics.take({"b": config("b", COMPACTION), "d": config("d", DELETE)}, topics.version)
+    assert topics.compacted() == {"b"}
