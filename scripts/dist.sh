@@ -26,7 +26,8 @@ trap 'rm -rf "$again"' EXIT
 tar xzf dist/*.tar.gz -C "$again"
 $tools/bin/python -m build --no-isolation --wheel --outdir "$again/dist" "$again"/rocketspark-*/ >&2
 cmp dist/*.whl "$again"/dist/*.whl || { say "the archive makes another wheel"; exit 1; }
-$tools/bin/twine check --strict dist/* >&2
+# By its module: a script names the place where the environment was made.
+$tools/bin/python -m twine check --strict dist/* >&2
 $tools/bin/python scripts/check_dist.py
 
 tried=()
