@@ -5,6 +5,7 @@ twice or passed over, and nothing else waits for it.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -172,6 +173,28 @@ def test_a_forgotten_deletion_takes_nothing_from_the_tier(tmp_path: Path) -> Non
             assert server._tiering is not None
             await server._tiering.round()
             assert await numbers(peer) == list(range(COUNT))
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: a store that lost its log serves what the tier has before its queues, nothing twice")
+def test_a_lost_log_leaves_what_the_tier_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await filled_and_cleaned(server, peer, disk)
+        shutil.rmtree(tmp_path / "store/commitlog")
+        before = files(tmp_path)
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            assert server._tiering is not None
+            await until(lambda: server._tiering is not None and server._tiering.tier is not None)
+            low = server.store.stored_range(TOPIC, 0)[0]
+            assert 0 < low < COUNT
+            await filled(peer, COUNT, 5)
+            assert await numbers(peer) == [*range(low), *range(COUNT, COUNT + 5)]
+            await server._tiering.round()
+            assert await numbers(peer) == [*range(low), *range(COUNT, COUNT + 5)]
+            assert files(tmp_path) == before
 
     run(main())
 

@@ -212,8 +212,11 @@ class Tiering:
         await self._writer.run(partial(tier.open, before))
         async for topic, queue_id, queue in self._queues():
             tiered = tier.find(topic, queue_id)
-            if tiered is not None and not (await self._compare(tiered, queue)).is_readable:
-                tiered.hide()
+            if tiered is None:
+                continue
+            found = await self._compare(tiered, queue)
+            if not found.is_readable or (self._is_master() and not found.is_whole):
+                tiered.end_at(found.same_below)
         if self.tier is not None:
             self.tier.close()
         self._set(tier)
@@ -346,8 +349,11 @@ class Tiering:
         """Compare a queue found in the tier with the store's, by the oldest and the newest message that both have."""
         first, end = max(queue.min, tiered.low), min(queue.next, tiered.next)
         made_at = self._store.made_at(tiered.topic)
-        if first >= end:
-            found = Likeness(tiered.next <= queue.min, tiered.next <= queue.min, tiered.next)
+        if first >= end and tiered.next <= queue.min:
+            found = Likeness(True, True, tiered.next)
+        elif first >= end:
+            # The store lost all that it had, or has messages of an earlier topic there.
+            found = Likeness(made_at is None, False, queue.min if made_at is None else tiered.low)
         elif not await self._are_alike(tiered, queue, first, end, 1):
             found = Likeness(False, False, tiered.low)
         elif not await self._are_alike(tiered, queue, end - 1, first - 1, -1):

@@ -95,12 +95,11 @@ class QueueTier:
     def leave(self, same_below: int) -> None:
         """Leave it as it is in the tier: nothing is added to it, and nothing read from an offset on."""
         self.left = self.compared = True
-        self._same_below = same_below
-        self.low = min(self.low, same_below)
+        self.end_at(same_below)
 
-    def hide(self) -> None:
-        """Let nobody read it: it is another store's, or of an earlier topic."""
-        self._same_below = self.low
+    def end_at(self, same_below: int) -> None:
+        """Let nobody read it from an offset on: from there it is another store's, or of an earlier topic."""
+        self._same_below = max(same_below, self.low)
 
     def recover(self, *, is_read_only: bool = False) -> None:
         """Find where it ends and begins. Raises StoreUnwritable if the tier cannot be read now. `is_read_only`: another
