@@ -190,6 +190,7 @@ def test_a_lost_log_leaves_what_the_tier_has(tmp_path: Path) -> None:
             await until(lambda: server._tiering is not None and server._tiering.tier is not None)
             low = server.store.stored_range(TOPIC, 0)[0]
             assert 0 < low < COUNT
+            assert await numbers(peer, bulk=True, count_max=1000) == list(range(low))
             await filled(peer, COUNT, 5)
             assert await numbers(peer) == [*range(low), *range(COUNT, COUNT + 5)]
             await server._tiering.round()
