@@ -1,4 +1,4 @@
-"""Each part as a scenario, by its name with "_" for blanks."""
+"""Each part as a scenario, by its name with "_" for blanks; some together with "_and_" between."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.simulation.world import World
 
 
 def __getattr__(name: str) -> Callable[[World], Coroutine[Any, Any, Any]]:
-    part = name.replace("_", " ")
-    if part not in PARTS:
+    parts = [part.replace("_", " ") for part in name.split("_and_")]
+    if not set(parts) <= PARTS.keys():
         raise AttributeError(name)
 
     async def scenario(world: World) -> Any:
-        return await mixed.run(world, parts=[part])
+        return await mixed.run(world, parts=parts)
 
     return scenario
