@@ -66,7 +66,9 @@ def mistake(line: str, *, whole: bool) -> str | None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
-def test_what_the_documents_show(document: Path) -> None:
+def test_what_the_documents_show(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An option that acts as it is read, as --install-completion does, writes there.
+    monkeypatch.setenv("HOME", str(tmp_path))
     text = document.read_text("utf-8")
     wrong = [(line, mistake(line, whole=True)) for line in in_blocks(text)]
     wrong += [(line, mistake(line, whole=False)) for line in _IN_TEXT.findall(text) if not _ANY.search(line)]
