@@ -7,7 +7,6 @@ code that recovery uses; until a record is whole its size is held back, so that 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -27,8 +26,8 @@ from rocketspark.protocol.message.record_layout import (
     Buffer,
 )
 from rocketspark.store.commitlog.commit_log import CommitLog, plausible
-from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT, UNIT_BYTES, ConsumeQueue
-from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
+from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore, offset_behind
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.files import store_number
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
@@ -588,17 +587,4 @@ class ReplicaReceiver:
 
     def visible_next(self, queue: ConsumeQueue) -> int:
         """Return the next offset of a queue as its readers see it."""
-        return self.offset_behind(queue, self._visible_end)
-
-    def offset_behind(self, queue: ConsumeQueue, end: int | None) -> int:
-        """Return the offset behind a queue's messages that lie before a position of the log; None: behind all."""
-        low, high = queue.min, queue.next
-        if end is None or low >= high or _end_of(queue, high - 1) <= end:
-            return high
-        return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset))
-
-
-def _end_of(queue: ConsumeQueue, offset: int) -> int:
-    """Return where a message's record ends in the log; 0 of a gap."""
-    position, size, _ = queue.unit(offset)
-    return 0 if size == GAP_SIZE else position + size
+        return offset_behind(queue, self._visible_end)

@@ -9,19 +9,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
-from rocketspark.protocol.message import record, record_layout
+from rocketspark.protocol.message import record
 from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
 from rocketspark.store.commitlog.commit_log import CommitLog
-from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
-from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
 from rocketspark.store.consumequeue.queue_files import QueueFileInventory
@@ -36,10 +33,11 @@ from rocketspark.store.files.system_calls import (
     boot_id,
     failure,
     free_bytes,
+    is_of_this_boot,
     make_folder,
     remove_file,
 )
-from rocketspark.store.get_message import GetStatus, MessageReader
+from rocketspark.store.get_message import MessageReader
 from rocketspark.store.index.index_service import IndexService
 from rocketspark.store.replica import ReplicaReceiver
 from rocketspark.store.settings import Clock, StoreSettings, SystemClock
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from rocketspark.store.tiered.tier import Tier
 
 # Messages, and their bytes, that go into a compaction log at once: some milliseconds.
-_COPIED_COUNT, _COPIED_BYTES = 256, 1 << 20
 
 
 class Store(ReplicaReceiver, MessageAppender, MessageReader):
@@ -149,7 +146,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._deletions = DeletedTopics(s.root, self._files)
         abort = f"{s.root}/abort"
         crashed = self.crashed = os.path.exists(abort)
-        self.may_lack = crashed and not _is_of_this_boot(abort)
+        self.may_lack = crashed and not is_of_this_boot(abort)
         try:
             inventory.read()
             self._check_sizes(inventory)
@@ -328,36 +325,6 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         if self.compacted and (log := self.compacted.get((topic, queue_id))) is not None:
             low = log.min if log.min < log.next else max(log.next, low)
         return low, high
-
-    def compaction_gap(self, topic: str, queue_id: int) -> tuple[CompactionLog, int] | None:
-        """Return the compaction log of a queue, and the queue's oldest offset, if the log ends before it."""
-        queue = self.consume_queues.find(topic, queue_id)
-        if queue is None or not queue.min or isinstance(queue, BatchConsumeQueue):
-            return None
-        log = self.compaction.follow(topic, queue_id, queue)
-        return (log, queue.min) if log.next < queue.min else None
-
-    def uncopied_from(self, topic: str, queue_id: int) -> int:
-        """Return the position in the log before which a queue's messages are in its compaction log, on the disk."""
-        queue = self.consume_queues.find(topic, queue_id)
-        if queue is None or isinstance(queue, BatchConsumeQueue):
-            return self.written_position
-        log = self.compaction.of(topic, queue_id)
-        at = queue.min if log is None else max(log.on_disk_until, queue.min)
-        at = queue.after_gap(at, queue.next) if at < queue.next else at
-        return queue.unit(at)[0] if at < queue.next else self.written_position
-
-    def copy_to_compaction(self, topic: str, queue_id: int) -> bool:
-        """Copy some messages to a compaction log; False if it has all. Raises StoreFull, StoreUnwritable."""
-        queue = self.consume_queues.find(topic, queue_id)
-        if queue is None or isinstance(queue, BatchConsumeQueue):
-            return False
-        log = self.compaction.follow(topic, queue_id, queue)
-        log.next = max(log.next, queue.min)
-        found = self.read(topic, queue_id, log.next, _COPIED_COUNT, _COPIED_BYTES)
-        if found.status is not GetStatus.FOUND and found.status is not GetStatus.REMOVED:
-            return False
-        return log.append([each for run in found.records for each in record_layout.split(run)], found.next_offset)
 
     def read_ahead(self, on: bool) -> None:
         """Set whether the kernel reads the log ahead. Off is better for readers that jump about in a log larger than
@@ -600,11 +567,3 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
     def remove_deleted(self) -> None:
         """Remove some of the files of deleted topics; called after each flush, in its thread. Never fails."""
         self.consume_queues.remove_deleted()
-
-
-def _is_of_this_boot(path: str) -> bool:
-    """Tell whether the process that left this mark ran since the machine started: what it wrote is all there then."""
-    try:
-        return boot_id() in Path(path).read_text("utf-8", "replace").split()
-    except OSError:
-        return False

@@ -19,6 +19,7 @@ from rocketspark.protocol.message import record
 from rocketspark.store import Store
 from rocketspark.store.backup import backup, restore
 from rocketspark.store.compaction.compaction_store import segment_bytes
+from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.get_message import GetStatus
 from rocketspark.store.settings import ManualClock
@@ -39,7 +40,7 @@ def opened(root: Path, files: OsFiles | None = None, **changes: Any) -> Store:
 
 
 def copy(store: Store) -> None:
-    while store.copy_to_compaction(TOPIC, 0):
+    while CompactionCopies(store).copy(TOPIC, 0):
         pass
 
 

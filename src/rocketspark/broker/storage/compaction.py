@@ -18,6 +18,8 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.message import record_layout
+from rocketspark.store.compaction.copying import CompactionCopies
+from rocketspark.store.consumequeue.consume_queue_store import offset_behind
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
@@ -50,7 +52,7 @@ class Compaction:
         self._replicated = replicated
         self._master = master
         self._settings = settings
-        self._store = store
+        self._store, self._copies = store, CompactionCopies(store)
         self._wanted = names
         self._names: frozenset[str] = frozenset()
         self._thread = BackgroundThread("compaction")
@@ -106,7 +108,7 @@ class Compaction:
                 try:
                     if not await self._take_older(topic, queue_id) and not in_any_case:
                         continue
-                    while self._store.copy_to_compaction(topic, queue_id):
+                    while self._copies.copy(topic, queue_id):
                         await asyncio.sleep(0)
                 except StoreError as e:
                     failed = e
@@ -119,7 +121,7 @@ class Compaction:
         False if the master does not give it now.
         """
         master = self._master()
-        while master is not None and (gap := self._store.compaction_gap(topic, queue_id)) is not None:
+        while master is not None and (gap := self._copies.gap(topic, queue_id)) is not None:
             kept, end = gap
             try:
                 content, following = await master.pull(topic, queue_id, kept.next)
@@ -154,7 +156,7 @@ class Compaction:
                 log.error("messages are not copied to a compaction log, and their log files stay until they are: %s", e)
         for topic in self._names:
             for queue_id in sorted(store.queues().get(topic, ())):
-                lowest = min(lowest, store.uncopied_from(topic, queue_id))
+                lowest = min(lowest, self._copies.uncopied_from(topic, queue_id))
         return lowest
 
     async def compact(self) -> None:
@@ -167,7 +169,7 @@ class Compaction:
         end = self._replicated()
         for key in list(store.compaction.logs):
             queue = store.consume_queues.find(*key)
-            until[key] = 0 if queue is None else min(store.offset_behind(queue, end), store.visible_next(queue))
+            until[key] = 0 if queue is None else min(offset_behind(queue, end), store.visible_next(queue))
         self._compacting = self._thread.run(partial(self._compact, until))
         try:
             await self._compacting

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
-from rocketspark.store.consumequeue.consume_queue import SHARED, UNIT_BYTES, ConsumeQueue, RecordAt
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED, UNIT_BYTES, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rocketspark.store.consumequeue.queue_files import ActiveQueues, NotedEnd, QueueFileInventory
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
@@ -551,3 +552,17 @@ def _deepest_first(directory: str) -> Iterator[str]:
 
 def _is_of_the_system(topic: str) -> bool:
     return topic == SCHEDULE_TOPIC or topic.upper().startswith(_SYSTEM_PREFIX)
+
+
+def offset_behind(queue: ConsumeQueue, end: int | None) -> int:
+    """Return the offset behind a queue's messages that lie before a position of the log; None: behind all."""
+    low, high = queue.min, queue.next
+    if end is None or low >= high or _end_of(queue, high - 1) <= end:
+        return high
+    return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset))
+
+
+def _end_of(queue: ConsumeQueue, offset: int) -> int:
+    """Return where a message's record ends in the log; 0 of a gap."""
+    position, size, _ = queue.unit(offset)
+    return 0 if size == GAP_SIZE else position + size

@@ -49,6 +49,14 @@ def boot_id() -> str:
         return machine.token_hex(8)
 
 
+def is_of_this_boot(mark: str) -> bool:
+    """Tell whether the process that left this file ran since the machine started: what it wrote is all there then."""
+    try:
+        return boot_id() in Path(mark).read_text("utf-8", "replace").split()
+    except OSError:
+        return False
+
+
 def remove_file(path: str) -> None:
     """Remove a file; nothing happens if it is not there. Raises StoreUnwritable."""
     try:

@@ -14,6 +14,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.compaction import Compaction
 from rocketspark.errors import StoreFull, TransportError
 from rocketspark.store import Store
+from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.files.system_calls import OsFiles
 
 pytestmark = pytest.mark.shows("topics with cleanup.policy=COMPACTION: a new copy has what its master kept")
@@ -73,12 +74,12 @@ def test_a_queue_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, monkeyp
     for queue_id in (0, 1):
         send(store, TOPIC, queue_id, b"x", keys="k")
 
-    def copied(topic: str, queue_id: int, copy: Any = store.copy_to_compaction) -> bool:
+    def copied(copies: CompactionCopies, topic: str, queue_id: int, copy: Any = CompactionCopies.copy) -> bool:
         if queue_id == 0:
             raise StoreFull("no room", needed_bytes=1, free_bytes=0)
-        return bool(copy(topic, queue_id))
+        return bool(copy(copies, topic, queue_id))
 
-    monkeypatch.setattr(store, "copy_to_compaction", copied)
+    monkeypatch.setattr(CompactionCopies, "copy", copied)
     with pytest.raises(StoreFull):
         asyncio.run(Compaction(BrokerSettings(), store, lambda: frozenset({TOPIC}), lambda: None).copy())
     assert store.compaction.logs[TOPIC, 1].next == 1
