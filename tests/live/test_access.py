@@ -372,7 +372,7 @@ def test_users_live_on_and_a_slave_has_its_masters(tmp_path: Path) -> None:
 
 @pytest.mark.shows("NameServers that ask who writes; signatures that tell their time")
 def test_a_name_server_asks_who_writes_if_it_is_told_to() -> None:
-    writes = [100, 102, 103, 104, 205, 216, 217, 318, 322, 327, 904]
+    writes = [100, 102, 103, 104, 205, 216, 217, 318, 322, 327, 904, 7310008]
     settings = Settings(port=0)
     settings.take(
         {
