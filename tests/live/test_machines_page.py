@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.ports import free_ports
 from tests.unit.proxy.conftest import running_proxy
 
 from rocketspark import Producer
@@ -36,8 +37,11 @@ def ports_of(command: str) -> list[str]:
 
 def listening() -> set[str]:
     """The sockets of this process that listen, by their inodes."""
-    own = {os.readlink(each.path) for each in os.scandir("/proc/self/fd") if Path(each.path).is_symlink()}
-    found = set()
+    own, found = set(), set()
+    for number in os.listdir("/proc/self/fd"):
+        # The folder itself was open under one of them.
+        with suppress(FileNotFoundError):
+            own.add(os.readlink(f"/proc/self/fd/{number}"))
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
@@ -65,7 +69,8 @@ def test_no_server_listens_on_more(tmp_path: Path) -> None:
 
 
 async def each_alone(tmp_path: Path) -> None:
-    settings = BrokerSettings(**SMALL_FILES, listen_port=0, store_root=str(tmp_path / "b"), namesrv_addresses="")
+    port = free_ports(0, VIP_PORT_STEP, 1)
+    settings = BrokerSettings(**SMALL_FILES, listen_port=port, store_root=str(tmp_path / "b"), namesrv_addresses="")
     settings.metrics_exporter, settings.metrics_port = "PROM", 0
     inside = ControllerSettings(listen="127.0.0.1:0", folder=tmp_path / "c")
     servers: dict[str, Any] = {
@@ -86,13 +91,8 @@ async def each_alone(tmp_path: Path) -> None:
 def test_nor_does_a_proxy() -> None:
     with run_cluster() as cluster:
         before = listening()
-        with running_proxy(cluster.namesrv, metrics_port=0, remoting_port=free_port()):
+        with running_proxy(cluster.namesrv, metrics_port=0, remoting_port=free_ports()):
             assert len(listening() - before) == len(ports_of("proxy"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.shows("a broker may be known to clients by a name (brokerIP1), which it looks up at its start")
