@@ -157,6 +157,7 @@ def test_typed_headers_hold_every_value_both_ways() -> None:
         # Our own.
         RequestCode.SEND_HALF_BATCH,
         RequestCode.END_HALF_RANGES,
+        RequestCode.FORGET_TOPIC_OF_BROKER,
     }
     assert headers.REPLY_HEADERS.keys() - answered == {
         RequestCode.LITE_PULL_MESSAGE,
