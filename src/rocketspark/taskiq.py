@@ -155,8 +155,11 @@ class RocketBroker(AsyncBroker):
                 if self._create_topic:
                     await self._make_topic()
                 await consumer.start()
-            except NotSent as e:
+            except RocketSparkError as e:
                 await consumer.close()
+                if isinstance(e, UsageError):
+                    raise
+                # Also a NameServer that is starting, and refuses requests so long.
                 trouble_log.warning("topic %s: no tasks are received, tried again: %s", self.topic, e)
                 await asyncio.sleep(TROUBLE_S)
                 continue

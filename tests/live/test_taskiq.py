@@ -17,7 +17,8 @@ from taskiq.exceptions import SendTaskError
 from tests.clients.taskiq_worker import worker
 from tests.support.patience import LIMIT_S
 
-from rocketspark.errors import NotSent, RocketSparkError, UsageError
+from rocketspark import AsyncProducer, MessageQueue
+from rocketspark.errors import NotSent, RocketSparkError, ServerError, UsageError
 from rocketspark.taskiq import RocketBroker
 from rocketspark.testing import run_cluster
 from rocketspark.testing.process import run_server_process
@@ -56,6 +57,36 @@ def test_wrong_arguments_and_a_cluster_that_is_away_are_named(caplog: pytest.Log
         await broker.shutdown()
 
     asyncio.run(run())
+
+
+def test_a_nameserver_that_refuses_while_it_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketspark.taskiq.TROUBLE_S", 0.01)
+    asked, queues = [], AsyncProducer.queues
+
+    async def refuses_first(self: AsyncProducer, topic: str) -> list[MessageQueue]:
+        asked.append(topic)
+        if len(asked) == 1:
+            raise ServerError(1, "name server not ready")
+        return await queues(self, topic)
+
+    async def run(namesrv: str) -> None:
+        broker = RocketBroker(namesrv).with_result_backend(InmemoryResultBackend())
+
+        @broker.task(task_name="one")
+        async def one() -> int:
+            return 1
+
+        await broker.startup()
+        monkeypatch.setattr(AsyncProducer, "queues", refuses_first)
+        async with worker(broker):
+            while len(asked) < 2:
+                await asyncio.sleep(0.01)
+            task = await one.kiq()
+            assert (await task.wait_result(timeout=LIMIT_S)).return_value == 1
+        await broker.shutdown()
+
+    with run_cluster() as cluster:
+        asyncio.run(asyncio.wait_for(run(cluster.namesrv), LIMIT_S))
 
 
 @pytest.mark.shows("taskiq: acknowledgements and tasks survive a broker that is killed and restarts")
