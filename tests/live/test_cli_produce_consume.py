@@ -286,6 +286,26 @@ def test_several_topics_are_read_as_one(shell: Shell) -> None:
     assert b"nowhere" in shell("consume", "left", "nowhere", "--exit", code=1)
 
 
+def test_new_queues_are_read_while_another_topic_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume, "FOLLOW_MS", 1)
+    old, new = MessageQueue("right", "broker-a", 0), MessageQueue("right", "broker-a", 1)
+
+    async def queues(topic: str) -> list[MessageQueue]:
+        if topic == "gone":
+            raise RouteNotFound(topic)
+        return [old, new]
+
+    async def main() -> None:
+        assigned = asyncio.get_running_loop().create_future()
+        reader = Mock(queues=queues, assignment=lambda: {old})
+        reader.assign = AsyncMock(side_effect=lambda found, tags: assigned.done() or assigned.set_result(found))
+        following = asyncio.ensure_future(consume._follow(reader, ["gone", "right"], "*", every=True))
+        assert await asyncio.wait_for(assigned, TIMEOUT_S) == [old, new]
+        following.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_member_that_is_given_no_queue_ends_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -213,10 +213,12 @@ async def _follow(consumer: AsyncPullConsumer, topics: list[str], tags: str, *, 
 
     while every:
         await asyncio.sleep(FOLLOW_MS / 1000)
-        with contextlib.suppress(RocketSparkError):  # It is looked again.
-            found, read = await _queues(consumer, topics), set(consumer.assignment())
-            if not read.issuperset(found):
-                await consumer.assign(sorted(read.union(found)), tags)
+        for topic in topics:
+            # It is looked again. A topic that was deleted does not keep the others from it.
+            with contextlib.suppress(RocketSparkError):
+                found, read = await consumer.queues(topic), set(consumer.assignment())
+                if not read.issuperset(found):
+                    await consumer.assign(sorted(read.union(found)), tags)
 
 
 async def _join(
