@@ -152,6 +152,23 @@ def test_files_that_are_not_read_leave_room_to_others_and_end(monkeypatch: pytes
     assert sizes == [0, downloads.PIECE_BYTES, 1, 0] * 2
 
 
+def test_a_slow_line_gets_a_large_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "SEND_S", 0.3)
+    monkeypatch.setattr(downloads, "PIECE_BYTES", 1)
+    monkeypatch.setattr(downloads, "BYTES_PER_S_MIN", 1)
+    read = bytearray()
+
+    async def main() -> None:
+        async def reads(message: Any) -> None:
+            await asyncio.sleep(0.05)
+            read.extend(message.get("body", b""))
+
+        await downloads.Download(b"ten bytes.", "f.bin", "text/plain", list)({}, reads, reads)
+
+    asyncio.run(main())
+    assert read == b"ten bytes."
+
+
 def test_events_that_are_not_read_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_streams, "READ_S", 0.05)
     sent, ended = list[Any](), list[bool]()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -19,9 +20,11 @@ from rocketspark.errors import UsageError
 log = logging.getLogger("rocketspark.console")
 
 FILES_MAX, FILES_OF_ONE_MAX = 4, 2
-# A file is waited for so long, and is sent in pieces of this size: the next one leaves once the last one is read.
+# A file is sent in pieces of this size: the next one leaves once the last one is read. A piece is waited for so long, a
+# file a second more for so many bytes: a slow line gets a large one too.
 SEND_S = 120.0
 PIECE_BYTES = 256 << 10
+BYTES_PER_S_MIN = 32 << 10
 
 
 class Download(Response):
@@ -35,16 +38,19 @@ class Download(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         whole = memoryview(self.body)
+        begun_s = time.monotonic()
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(SEND_S + len(whole) / BYTES_PER_S_MIN):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 for at in range(0, len(whole), PIECE_BYTES):
                     piece = bytes(whole[at : at + PIECE_BYTES])
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    async with asyncio.timeout(SEND_S):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             # The server closes the connection of an answer that is not whole.
-            log.info("a file of %d bytes was not read within %.0f s: it is given up", len(whole), SEND_S)
+            lasted_s = time.monotonic() - begun_s
+            log.info("a file of %d bytes was not read within %.0f s: it is given up", len(whole), lasted_s)
         finally:
             self._sent()
 
