@@ -59,7 +59,9 @@ def test_wrong_arguments_and_a_cluster_that_is_away_are_named(caplog: pytest.Log
     asyncio.run(run())
 
 
-def test_a_nameserver_that_refuses_while_it_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nameserver_that_refuses_while_it_starts_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("rocketspark.taskiq.TROUBLE_S", 0.01)
     asked, queues = [], AsyncProducer.queues
 
@@ -87,6 +89,9 @@ def test_a_nameserver_that_refuses_while_it_starts_is_waited_for(monkeypatch: py
 
     with run_cluster() as cluster:
         asyncio.run(asyncio.wait_for(run(cluster.namesrv), LIMIT_S))
+    assert "tried again: code 1: name server not ready" in caplog.text
+    # taskiq's API begins anew after an error of the listener, `taskiq worker` ends.
+    assert "Exception found while listening" not in caplog.text
 
 
 @pytest.mark.shows("taskiq: acknowledgements and tasks survive a broker that is killed and restarts")
