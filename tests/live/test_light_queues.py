@@ -181,8 +181,13 @@ def test_what_is_sent_to_a_lite_topic_while_its_topic_is_deleted_stays(
             await create(peer, TOPIC, 1)
             for name in names:
                 await sent(peer, b"old", TOPIC, 0, pairs={NAMES: name})
+            # Another one's deletion, which has passed these, ends meanwhile.
+            other = server._lite.delete_parent_steps("other")
+            for _ in names:
+                next(other)
             steps = server._lite.delete_parent_steps(TOPIC)
             next(steps)
+            list(other)
             # The topic was made anew by then, as its senders go on.
             if batch:
                 items = [BatchItem(0, body, encode({NAMES: ",".join(names[1:3])}).encode()) for body in (b"1", b"2")]
@@ -198,6 +203,28 @@ def test_what_is_sent_to_a_lite_topic_while_its_topic_is_deleted_stays(
                 found = records(await pull(peer, name, 0, 0))
                 assert [each.body for each in found] == ([b"1", b"2"] if batch else [b"new"] * 2)
             assert server.store.before_light is None
+
+    run(main())
+
+
+def test_a_topic_that_is_deleted_twice_at_once_has_no_lite_topic_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "QUEUES_IN_TURN", 1)
+
+    async def main() -> None:
+        async with broker(tmp_path, **LIGHT) as server, connected(server.address) as peer:
+            await create(peer, TOPIC, 1)
+            for name in "abcd":
+                await sent(peer, b"old", TOPIC, 0, pairs={NAMES: f"%LMQ%$T${name}"})
+            first = server._lite.delete_parent_steps(TOPIC)
+            next(first)
+            await sent(peer, b"of the topic made anew", TOPIC, 0, pairs={NAMES: "%LMQ%$T$d"})
+            second = server._lite.delete_parent_steps(TOPIC)
+            next(second)
+            list(first)
+            list(second)
+            assert [name for name in server.store.queues() if "LMQ" in name] == []
 
     run(main())
 

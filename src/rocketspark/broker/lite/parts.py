@@ -60,8 +60,8 @@ class LiteTopics:
         self._drop = drop
         self._run = run
         self._began_ms = steady_ms()
-        # Light queues of topics whose deletion is under way.
-        self._leaving: set[str] = set()
+        # Of each deletion of a topic that is under way, the light queues that are still to go.
+        self._leaving: list[set[str]] = []
         self.waiting = waiting = WaitingPops(
             arrivals,
             lambda topic, group: (),
@@ -117,17 +117,18 @@ class LiteTopics:
         One that gets a message meanwhile, as the topic was made anew, is removed before the message is stored.
         """
         prefix = lite_topics.queue_name(topic, "")
-        self._leaving.update(name for name in self._store.queues() if name.startswith(prefix))
+        leaving = {name for name in self._store.queues() if name.startswith(prefix)}
+        self._leaving.append(leaving)
         self._store.before_light = self._leave
         try:
-            yield from self._remove_steps(self._leaving.__contains__)
+            yield from self._remove_steps(leaving.__contains__)
         finally:
-            self._leaving = {name for name in self._leaving if not name.startswith(prefix)}
+            self._leaving = [each for each in self._leaving if each is not leaving]
             if not self._leaving:
                 self._store.before_light = None
 
     def _leave(self, name: str) -> None:
-        if name in self._leaving:
+        if any(name in leaving for leaving in self._leaving):
             self._remove([name])
 
     def _remove_steps(self, goes: Callable[[str], bool]) -> Iterator[None]:
@@ -142,7 +143,8 @@ class LiteTopics:
         for name in names:
             self.subscriptions.forget_queue(name)
         self.drop(names)
-        self._leaving.difference_update(names)
+        for leaving in self._leaving:
+            leaving.difference_update(names)
         log.info("%d lite topics are removed", len(names))
 
     def drop(self, queues: list[str]) -> None:
