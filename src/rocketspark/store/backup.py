@@ -25,7 +25,7 @@ from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.deleted_topics import VERSION as DELETED_VERSION
 from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import config_files
-from rocketspark.store.files.system_calls import OsFiles, failure
+from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
 
 VERSION = 1
 DESCRIPTION = "backup.json"
@@ -74,9 +74,11 @@ def backup(
     """Copy a store into a folder of its own. A folder that holds an older copy of the same store is brought up to date.
 
     `commit_log`: the log's folder if it is not below `root`; `tell(files, bytes)` is called while the copy goes on.
-    Raises ConfigError if there is no store, or the target holds something else; StoreFull, StoreUnwritable.
+    Raises ConfigError if there is no store, or a restore of it was broken off, or the target holds something else;
+    StoreFull, StoreUnwritable.
     """
     root, target = Path(root), Path(target)
+    config_files.check_restored(str(root))
     log = Path(commit_log) if commit_log else root / _LOG
     if not log.is_dir():
         below = [str(path.parent) for pattern in ("*/", "*/*/") for path in sorted(root.glob(f"{pattern}{_LOG}"))]
@@ -117,7 +119,8 @@ def restore(
     broken off.
 
     Without `with_identity` the broker gets a new number from its controller: for a copy that runs beside the original.
-    Raises ConfigError if it is no whole backup, or the folder is in use; StoreFull, StoreUnwritable.
+    Raises ConfigError if it is no whole backup, or the folder has something else; StoreLocked if another restore, or a
+    server, is at work there; StoreFull, StoreUnwritable.
     """
     source, root = Path(source), Path(root)
     description = _described(source)
@@ -125,15 +128,36 @@ def restore(
         raise ConfigError(f"{source} is no backup: it has no {DESCRIPTION}")
     if description["state"] != "whole":
         raise ConfigError(f"the backup in {source} was broken off: make it again before it is restored")
-    mark = root / config_files.RESTORE_MARK
-    left = [path for path in root.iterdir() if path != mark] if root.exists() else []
-    if left and not mark.exists():
+    _check_room_for_restore(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise failure(e, "create the directory", str(root)) from e
+    lock = DirectoryLock(str(root / "lock"))
+    lock.acquire()
+    try:
+        # Another restore may have ended meanwhile.
+        _check_room_for_restore(root)
+        return _restored(source, root, with_identity, tell)
+    finally:
+        lock.release()
+
+
+def _check_room_for_restore(root: Path) -> None:
+    """Raise ConfigError for a folder with anything else than what a restore left that was broken off."""
+    there = {path.name for path in root.iterdir()} if root.exists() else set()
+    if there - {"lock"} and config_files.RESTORE_MARK not in there:
         raise ConfigError(f"{root} is not empty: restore into a new folder, so that nothing is overwritten")
+
+
+def _restored(source: Path, root: Path, with_identity: bool, tell: Tell) -> Copied:
+    """Copy a backup into a folder whose lock is held, in the place of what is there."""
+    files, copy = OsFiles(), _Copy(tell)
+    mark = root / config_files.RESTORE_MARK
     # No broker starts on a part of it.
     _write(mark, str(source))
-    files, copy = OsFiles(), _Copy(tell)
     try:
-        for path in left:
+        for path in [path for path in root.iterdir() if path not in (mark, root / "lock")]:
             files.remove_tree(str(path))
     except OSError as e:
         raise failure(e, "remove", str(root)) from e

@@ -13,9 +13,10 @@ import pytest
 from tests.unit.store.test_recovery import assert_agrees
 
 from rocketspark.cli.commands.backup import restore as restore_command
-from rocketspark.errors import ConfigError, StoreFull
+from rocketspark.errors import ConfigError, StoreFull, StoreLocked
 from rocketspark.store import Store
 from rocketspark.store.backup import backup, restore
+from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 
 pytestmark = pytest.mark.shows(
     "`rocketspark backup`, `restore`: a store copied while its broker runs, again only what is new",
@@ -223,9 +224,18 @@ def test_a_restore_that_was_broken_off_is_no_store_and_is_made_again(
         with pytest.raises(StoreFull, match=f"to write {new}/") as refused:
             restore(tmp_path / "b", new)
     assert refused.value.free_bytes > 0 < other.value.free_bytes
-    with pytest.raises(ConfigError, match="`rocketspark restore` with this folder once more"):
-        make_store(new)
-    restore(tmp_path / "b", new)
+    for look in (make_store, lambda root: ReadOnlyStore(str(root)), lambda root: backup(root, tmp_path / "of a part")):
+        with pytest.raises(ConfigError, match="`rocketspark restore` with this folder once more"):
+            look(new)
+
+    def twice(files: int, copied_bytes: int) -> None:
+        with pytest.raises(StoreLocked):
+            restore(tmp_path / "b", new)
+        again.append(files)
+
+    again: list[int] = []
+    restore(tmp_path / "b", new, tell=twice)
+    assert again
     restored = make_store(new)
     assert [restored.queue_range("t0", q) for q in range(3)] == [store.queue_range("t0", q) for q in range(3)]
     with pytest.raises(ConfigError, match="not empty"):

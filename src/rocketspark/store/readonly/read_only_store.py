@@ -21,7 +21,7 @@ from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.store.commitlog.dispatch import enters_queue
 from rocketspark.store.deleted_topics import topics_of
-from rocketspark.store.files import checkpoint
+from rocketspark.store.files import checkpoint, config_files
 from rocketspark.store.readonly.log_scan import LogScan, WholeRecord
 from rocketspark.store.readonly.queue_units import NO_TAIL, LogTail, QueueFiles, QueueUnitFiles
 from rocketspark.store.readonly.read_only_files import listed, unreadable
@@ -303,6 +303,7 @@ def _check(root: str, commit_logs: Sequence[str]) -> None:
     if not os.path.isdir(root):
         raise ConfigError(f"{root} is a file: give a broker's storePathRootDir, the folder with commitlog/")
     names = listed(root)
+    config_files.check_restored(root)
     for directory in commit_logs or (f"{root}/commitlog",):
         if os.path.isdir(directory):
             listed(directory)
