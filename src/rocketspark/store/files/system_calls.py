@@ -36,6 +36,7 @@ _FEW_FILES = 128
 # Of a thread: one by one they cost as much again.
 _PATHS_IN_TURN = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
 
@@ -81,7 +82,7 @@ def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0)
             needed_bytes=needed_bytes,
             free_bytes=free,
         )
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.errno in _NO_DESCRIPTOR:
         return StoreUnwritable(
             f"cannot {doing} {path}: too many open files; raise the limit (ulimit -n) or let fewer connect",
             retriable=True,
@@ -288,8 +289,7 @@ class OsFiles:
             for path in paths:
                 sync(path)
             return
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
-            _each(threads, sync, paths)
+        _each(sync, paths)
 
     def sync_all(self, folder: str) -> None:
         """Put every file below a folder on the disk, and all names. Raises StoreFull, StoreUnwritable."""
@@ -305,9 +305,8 @@ class OsFiles:
         folders = list(os.walk(folder, followlinks=True))
         files = (file for at, _, names in folders for name in names if os.path.isfile(file := f"{at}/{name}"))
         # Several at a time: a file system puts them on the disk together.
-        with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
-            for paths in (files, (at for at, _, _ in folders)):
-                _each(threads, sync, paths)
+        _each(sync, files)
+        _each(sync, (at for at, _, _ in folders))
 
     def sync_directory(self, path: str) -> None:
         """Put the names in a directory on the disk."""
@@ -356,15 +355,29 @@ class OsFiles:
         )
 
 
-def _each(threads: ThreadPoolExecutor, act: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Call `act` with each path, in threads, some paths after each other in each. Raises what it raises."""
+def _each(act: Callable[[str], None], paths: Iterable[str]) -> None:
+    """Call `act` with each path, several at a time. Raises what it raises: of several errors one that is no lack of
+    descriptors, after which all is tried again.
+    """
+    failed = list[Exception]()
 
     def some(part: list[str]) -> None:
         for path in part:
-            act(path)
+            try:
+                act(path)
+            except Exception as e:
+                failed.append(e)
 
     left = iter(paths)
-    list(threads.map(some, iter(lambda: list(islice(left, _PATHS_IN_TURN)), [])))
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
+        for part in iter(lambda: list(islice(left, _PATHS_IN_TURN)), []):
+            try:
+                threads.submit(some, part)
+            except RuntimeError:
+                # The process may have no more threads.
+                some(part)
+    if failed:
+        raise next((e for e in failed if getattr(e, "errno", 0) not in _NO_DESCRIPTOR), failed[0])
 
 
 # A record lock does not keep out its own process, and closing any descriptor of the file gives it up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -49,6 +50,35 @@ def test_many_files_are_put_on_the_disk_several_at_a_time(count: int) -> None:
     files.sync_files([*names, files.gone])
     assert sorted(files.paths) == sorted(names)
     assert (threading.get_ident() in files.threads) == (count == 3)
+
+
+class Failing(Watched):
+    """Files some of which cannot be put on the disk: "few" for want of descriptors, "bad" as the disk fails."""
+
+    def sync_file(self, path: str) -> None:
+        if path in ("few", "bad"):
+            raise OSError(errno.EMFILE if path == "few" else errno.EIO, path)
+        super().sync_file(path)
+
+
+@pytest.mark.parametrize(("names", "found"), [(["few"], errno.EMFILE), (["few", "bad"], errno.EIO)])
+def test_a_lack_of_descriptors_hides_no_disk_that_fails(names: list[str], found: int) -> None:
+    """After the first a flush is tried again, and what failed then would count as flushed."""
+    files = Failing()
+    with pytest.raises(OSError) as raised:
+        files.sync_files([*names, *map(str, range(400))])
+    assert raised.value.errno == found
+    assert len(files.paths) == 400
+
+
+def test_files_are_put_on_the_disk_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    files = Watched()
+    files.sync_files([str(number) for number in range(400)])
+    assert (len(files.paths), files.threads) == (400, {threading.get_ident()})
 
 
 class Unsynced(OsFiles):
