@@ -134,8 +134,11 @@ class ReplicaWaits:
             self._release()
 
     def held_by_all(self) -> int:
-        """Return up to where all slaves that are connected hold the log; beyond any log if none is."""
-        return min((position for _, position in self._slaves.values()), default=1 << 62)
+        """Return up to where all slaves that are connected, and all members in sync, hold the log; -1 if one of those
+        is away, beyond any log if there is none.
+        """
+        connected = min((position for _, position in self._slaves.values()), default=1 << 62)
+        return min(connected, self._holds(ALL_IN_SYNC))
 
     def left(self, slave: Hashable) -> None:
         """Stop counting a slave, whose connection ended."""

@@ -219,3 +219,18 @@ def test_thousands_wait_and_are_told_in_order() -> None:
         waits.acked("b", position)
         assert len(told) == position
     assert told == list(range(1, 50_001))
+
+
+def test_up_to_where_every_replica_in_sync_holds_the_log() -> None:
+    waits = ReplicaWaits(BrokerSettings())
+    assert waits.held_by_all() == 1 << 62
+    waits.acked("a", 70, 2)
+    waits.acked("b", 50, 3)
+    assert waits.held_by_all() == 50
+    waits.set_members(frozenset({1, 2, 3}), own_id=1)
+    assert waits.held_by_all() == 50
+    # Until it leaves the set it may be elected.
+    waits.left("b")
+    assert waits.held_by_all() == -1
+    waits.set_members(frozenset({1, 2}), own_id=1)
+    assert waits.held_by_all() == 70
