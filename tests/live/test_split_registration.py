@@ -155,3 +155,36 @@ def test_a_topic_that_is_deleted_comes_back_by_no_registration_that_is_under_way
             assert await route(names_peer, "T") is None
 
     run(main())
+
+
+@pytest.mark.shows("a topic that any user deletes is gone from the NameServers, also if one could not be told at once")
+def test_a_nameserver_that_was_not_told_of_a_deletion_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with (
+            name_server() as names,
+            broker(tmp_path, namesrv_addresses=names.address) as server,
+            connected(server.address) as peer,
+            connected(names.address) as at_names,
+        ):
+            for topic in ("one", "two"):
+                await create(peer, topic, 1)
+            asked = list[str]()
+
+            def fails(topic: str, connection: object) -> None:
+                asked.append(topic)
+                raise OSError("no such disk")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(names.registry, "forget_topic", fails)
+                for topic in ("one", "two"):
+                    header = TopicHeader(topic=topic)
+                    (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)).raise_for_code("delete")
+                await until(lambda: len(asked) >= 2)
+            assert await route(at_names, "one") is not None
+            server._registration.again()
+            await until(lambda: not server._registration._to_forget[names.address])
+            assert [await route(at_names, topic) for topic in ("one", "two")] == [None, None]
+
+    run(main())

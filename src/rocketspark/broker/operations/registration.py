@@ -100,6 +100,8 @@ class Registration:
         self._keepers: list[asyncio.Task[None]] = []
         # Of the registrations of all topics that are under way, by NameServer.
         self._whole: dict[str, asyncio.Future[None]] = {}
+        # Deleted topics that a NameServer has not forgotten yet, by NameServer.
+        self._to_forget: dict[str, dict[str, None]] = {}
 
     async def start(self, address: str) -> None:
         """Register everywhere; a NameServer that is not there yet is tried again in the background."""
@@ -138,6 +140,8 @@ class Registration:
                 del self._whole[namesrv]
                 _end(whole)
             first.set()
+            if not failing:
+                await self._tell_again_of_deleted(namesrv)
             peer = self._connections.open_peer(namesrv)
             asked = asyncio.create_task(again.wait())
             try:
@@ -224,28 +228,38 @@ class Registration:
                 known = [config for topic in topics if (config := self._topics.get(topic)) is not None]
                 body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics.wrapper(known)))
                 await self._register(namesrv, body, zlib.crc32(body))
-            await self._tell_of_deleted(namesrv, [topic for topic in topics if self._topics.get(topic) is None])
+            deleted = (topic for topic in topics if self._topics.get(topic) is None)
+            self._to_forget.setdefault(namesrv, {}).update(dict.fromkeys(deleted))
+            await self._tell_of_deleted(namesrv)
         except RocketSparkError as e:
             log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
         except Exception:
             log.exception("NameServer %s was not told of a changed topic; it will be", namesrv)
 
-    async def _tell_of_deleted(self, namesrv: str, topics: list[str]) -> None:
+    async def _tell_of_deleted(self, namesrv: str) -> None:
         """Have a NameServer forget this broker's queues of topics that it deleted; one of RocketMQ's keeps them."""
+        topics = self._to_forget.get(namesrv, {})
         whole = self._whole.get(namesrv)
         if topics and whole is not None:
             # It may name them still, and would bring them back.
             await asyncio.wait([whole], timeout=SETTLE_S)
-        for topic in topics:
+        for topic in list(topics):
             peer = await self._connections.get(namesrv)
             self.may_tell()
-            if self._topics.get(topic) is not None:
-                continue
-            header = TopicHeader(topic=topic)
-            answer = await peer.request(RequestCode.FORGET_TOPIC_OF_BROKER, header, timeout_ms=TIMEOUT_MS)
-            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return
-            answer.raise_for_code(f"forget topic {topic!r} at NameServer {namesrv}")
+            if self._topics.get(topic) is None:
+                header = TopicHeader(topic=topic)
+                answer = await peer.request(RequestCode.FORGET_TOPIC_OF_BROKER, header, timeout_ms=TIMEOUT_MS)
+                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                    topics.clear()
+                    return
+                answer.raise_for_code(f"forget topic {topic!r} at NameServer {namesrv}")
+            topics.pop(topic, None)
+
+    async def _tell_again_of_deleted(self, namesrv: str) -> None:
+        try:
+            await self._tell_of_deleted(namesrv)
+        except RocketSparkError as e:
+            log.warning("NameServer %s has not forgotten a deleted topic: %s; it is asked again", namesrv, e)
 
     async def _register_all(self, namesrv: str) -> list[str]:
         """Register all topics, many in parts; return the topics that have an order table at the NameServer."""
