@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -314,6 +315,33 @@ def test_two_stores_do_not_write_one_log(make_store: Any, send: Any, tmp_path: P
     assert [path.name for path in Path(log).iterdir()] == [f"{0:020d}"]
     store.close()
     make_store(tmp_path / "two", commit_log=log)
+
+
+def test_a_store_does_not_write_the_log_of_another_that_lies_where_it_lies_by_default(
+    make_store: Any, tmp_path: Path
+) -> None:
+    log = str(tmp_path / "one/commitlog")
+    # It may name that itself.
+    store = make_store(tmp_path / "one", commit_log=log)
+    with pytest.raises(StoreLocked, match=f"the store in {log} is in use"):
+        make_store(tmp_path / "two", commit_log=log)
+    store.close()
+    store = make_store(tmp_path / "two", commit_log=log)
+    with pytest.raises(StoreLocked, match=f"the store in {tmp_path}/one is in use"):
+        make_store(tmp_path / "one")
+    store.close()
+
+
+def test_a_folder_without_locks_is_not_said_to_be_in_use(
+    make_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(descriptor: int, *how: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/log.lock"):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("rocketspark.store.files.system_calls.fcntl.lockf", none)
+    # As with RocketMQ's broker its own lock is all there is.
+    make_store(tmp_path / "one", commit_log=str(tmp_path / "log"))
 
 
 def test_refusals(make_store: Any, send: Any, tmp_path: Path) -> None:

@@ -417,9 +417,13 @@ class DirectoryLock:
         self._descriptor = -1
         self._other: DirectoryLock | None = None
         if elsewhere:
-            # In the folder itself RocketMQ's broker would take it for a damaged file of the log.
-            self._other = DirectoryLock(f"{os.path.realpath(elsewhere)}.lock")
-            self._other._folder = elsewhere
+            # In the folder itself RocketMQ's broker would take it for a damaged file of the log. That of another store
+            # has that one's lock.
+            log = os.path.realpath(elsewhere)
+            other = f"{os.path.dirname(log)}/lock" if os.path.basename(log) == "commitlog" else f"{log}.lock"
+            if other != self.path:
+                self._other = DirectoryLock(other)
+                self._other._folder = elsewhere
 
     def acquire(self) -> None:
         """Take the lock. Raises StoreLocked if another store has it, StoreUnwritable if the file cannot be opened."""
@@ -433,7 +437,9 @@ class DirectoryLock:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as e:
             os.close(descriptor)
-            raise self._locked() from e
+            if e.errno in (errno.EACCES, errno.EAGAIN):
+                raise self._locked() from e
+            raise failure(e, "lock", self.path) from e
         self._descriptor = descriptor
         _held.add(self.path)
         try:
