@@ -70,8 +70,8 @@ ALLOWED = {
     "broker/pop/lifecycle.py": {"Path.write_text"},
     # Notes of what left an acting slave: they guard against a kill, not against a loss of power.
     "broker/storage/left_messages.py": {"Path.mkdir", "Path.write_bytes", "os.replace"},
-    # Calls that may hang, to a second tier, which no simulation has.
-    "broker/background_thread.py": {"threading.Thread"},
+    # Calls that may hang, to a second tier, say; a simulation replaces its threads.
+    "transport/loose_threads.py": {"threading.Thread"},
     # Threads of applications that use clients without an event loop.
     "client/connection/real_threads.py": {"threading.Thread"},
     # The place for sockets, and that for files.

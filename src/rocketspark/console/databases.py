@@ -12,13 +12,13 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from rocketspark import machine
-from rocketspark.console.threads import in_thread
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.recipes import Entry, OutboxStore, SeenStore, State
 from rocketspark.recipes.database import shown as shown_url
 from rocketspark.recipes.database_urls import database_of
 from rocketspark.recipes.deduplication import ScopeFigures
 from rocketspark.recipes.outbox_store import StateFigures
+from rocketspark.transport.loose_threads import in_thread
 
 T = TypeVar("T")
 # A statement is given up after the first; the connection may have to be made before it.

@@ -45,7 +45,6 @@ from rocketspark.store.settings import Clock, StoreSettings, SystemClock
 if TYPE_CHECKING:
     from rocketspark.store.tiered.tier import Tier
 
-# Messages, and their bytes, that go into a compaction log at once: some milliseconds.
 
 
 class Store(ReplicaReceiver, MessageAppender, MessageReader):

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Protocol
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.background_thread import LooseThreads
 from rocketspark.broker.messages.parked_messages import decode_mended
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.topics import READ_WRITE, Topics
@@ -26,6 +25,7 @@ from rocketspark.protocol.message import record
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.store import Store
+from rocketspark.transport.loose_threads import in_thread
 from rocketspark.transport.request_frames import Reply
 
 # Check points of other brokers that are asked for at a time, of at most 32 messages each.
@@ -173,11 +173,7 @@ class PoppedMessages:
                 return None
             read = partial(tiered.stretch, offset, 1, 1)
             # A tier that hangs must not keep the broker from ending.
-            threads = LooseThreads("popped")
-            try:
-                stored = (await threads.run(read)).record(offset)
-            finally:
-                await threads.close(0)
+            stored = (await in_thread(read, "rocketspark-popped")).record(offset)
             return None if stored is None else decode_mended(stored)
         group = f"InnerConsumerGroup_{self._settings.broker_name}_{self._settings.broker_id}"
         header = plain_pull(group, key.topic, key.queue_id, offset, 1)

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.background_thread import LooseThreads
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
@@ -35,6 +34,7 @@ from rocketspark.store.tiered.owner import TierOwner, TierTaken
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
 from rocketspark.store.tiered.segments import SegmentStore
 from rocketspark.store.tiered.tier import Queue, Tier
+from rocketspark.transport.loose_threads import LooseThreads
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Handler, Routes
 

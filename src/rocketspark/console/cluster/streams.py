@@ -13,10 +13,10 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.console.settings import stream_address
-from rocketspark.console.threads import in_thread
 from rocketspark.model import typed_json
 from rocketspark.model.stream_progress import PATH, StreamProgress, StreamsProgress
 from rocketspark.model.text import shown
+from rocketspark.transport.loose_threads import in_thread
 
 # For each piece of an answer and for all of them; and until nobody waits for it any more.
 ASK_S, WAIT_S = 3.0, 4.0
