@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from rocketspark.store.tiered.tier import Tier
 
 
-
 class Store(ReplicaReceiver, MessageAppender, MessageReader):
     """A store directory, opened by one process at a time."""
 
