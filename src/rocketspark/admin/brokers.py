@@ -32,6 +32,7 @@ from rocketspark.model.route import BrokerData, MessageQueue
 from rocketspark.model.text import nearest, shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.protocol.topic_attributes import MESSAGE_TYPE
 from rocketspark.transport.connections import parse_addresses
 from rocketspark.transport.peer import Peer
 
@@ -267,7 +268,7 @@ class BrokerOperations(ClusterClient):
                     sum(config.read_queue_nums for config in by_broker.values()),
                     sum(config.write_queue_nums for config in by_broker.values()),
                     some.perm,
-                    some.attributes.get("message.type", ""),
+                    some.attributes.get(MESSAGE_TYPE, ""),
                     sum(counter.stats_minute.tps for counter in counts.get(topic, ())),
                     sum(map(day_sum, counts.get(topic, ()))),
                     tuple(sorted(readers.get(topic, ()))),

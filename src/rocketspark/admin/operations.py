@@ -27,10 +27,9 @@ from rocketspark.errors import RouteNotFound, ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.protocol.topic_attributes import MESSAGE_TYPE, MESSAGE_TYPES
 
 ROUTE_WAIT_S = 3.0
-MESSAGE_TYPE = "message.type"
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 
 
 class AsyncAdmin(

@@ -24,20 +24,23 @@ from rocketspark.model.route import PERM_INHERIT, PERM_READ, PERM_WRITE
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import DataVersion, TopicConfig, TopicConfigTable
 from rocketspark.protocol.message import sysflags
+from rocketspark.protocol.topic_attributes import (
+    BATCH,
+    CLEANUP_POLICY,
+    COMPACTION,
+    DELETE,
+    MESSAGE_TYPE,
+    PRIORITY,
+    QUEUE_TYPE,
+    SIMPLE,
+    is_compacted,
+)
 from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
 
 READ_WRITE = PERM_READ | PERM_WRITE
 DELAY_QUEUE_COUNT = 18
-# The attribute of a topic that says what its queues are. In a topic with batch queues a batch that is sent is one
-# record, its messages unread (rules: SendMessageProcessor, HookUtils and TopicAttributes, 5.x).
-QUEUE_TYPE = "queue.type"
-# What its messages are: PRIORITY has their queues popped by priority.
-MESSAGE_TYPE = "message.type"
-# What goes of a topic: DELETE all by age, COMPACTION all but the newest message of each key.
-CLEANUP_POLICY, DELETE, COMPACTION = "cleanup.policy", "DELETE", "COMPACTION"
-SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
 
 
 class Topics:
@@ -310,12 +313,12 @@ def has_batch_queues(config: TopicConfig) -> bool:
 
 def has_priorities(config: TopicConfig) -> bool:
     """Tell whether a topic is for messages with priorities."""
-    return config.attributes.get(MESSAGE_TYPE) == "PRIORITY"
+    return config.attributes.get(MESSAGE_TYPE) == PRIORITY
 
 
 def has_compaction(config: TopicConfig) -> bool:
     """Tell whether of a topic the newest message of each key is kept."""
-    return config.attributes.get(CLEANUP_POLICY) == COMPACTION
+    return is_compacted(config.attributes)
 
 
 def batch_topics(configs: Iterable[TopicConfig]) -> list[str]:
@@ -337,7 +340,7 @@ def check_queue_type(topic: str, known: TopicConfig | None, attributes: dict[str
         raise ServerError(
             ResponseCode.INVALID_PARAMETER, f"topic[{topic}]: {QUEUE_TYPE} {wanted!r} is neither {SIMPLE} nor {BATCH}"
         )
-    if wanted == BATCH and attributes.get(CLEANUP_POLICY) == COMPACTION:
+    if wanted == BATCH and is_compacted(attributes):
         raise ServerError(
             ResponseCode.INVALID_PARAMETER,
             f"topic[{topic}]: {CLEANUP_POLICY}={COMPACTION} needs {QUEUE_TYPE}={SIMPLE}: a batch has no key",

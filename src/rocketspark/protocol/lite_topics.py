@@ -8,9 +8,6 @@ from rocketspark.protocol import light_queues
 
 SEPARATOR = "$"
 NAME_PREFIX = light_queues.NAME_PREFIX + SEPARATOR
-# The type of a topic that has lite topics, and the property of a message that names its lite topic.
-MESSAGE_TYPE = "LITE"
-PROPERTY = "__LITE_TOPIC"
 # The attribute of a group that names the topic whose lite topics it reads.
 BIND_TOPIC = "lite.bind.topic"
 

@@ -26,7 +26,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClusterInfo, GroupConfig
-from rocketspark.proxy.message_form import NORMAL, TOPIC_TYPES, TYPE_ATTRIBUTE
+from rocketspark.protocol.topic_attributes import KNOWN_TYPES, MESSAGE_TYPE, NORMAL
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
@@ -229,8 +229,8 @@ class Brokers:
                 silent = e
                 continue
             if config is not None:
-                found = config.attributes.get(TYPE_ATTRIBUTE, NORMAL)
-                return found if found in TOPIC_TYPES else NORMAL
+                found = config.attributes.get(MESSAGE_TYPE, NORMAL)
+                return found if found in KNOWN_TYPES else NORMAL
         if silent is not None:
             raise silent
         return NORMAL

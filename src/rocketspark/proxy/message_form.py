@@ -13,6 +13,7 @@ from typing import Any
 
 from rocketspark.errors import RecordError
 from rocketspark.model.text import whole_number
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.message import compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record import Record
@@ -32,8 +33,8 @@ DELAY_LEVEL = properties.DELAY
 RECONSUME_TIME = properties.RECONSUME_TIME
 PRODUCER_GROUP = properties.PRODUCER_GROUP
 MESSAGE_GROUP = properties.SHARDING_KEY
-PRIORITY = "_SYS_MSG_PRIORITY_"
-LITE_TOPIC = "__LITE_TOPIC"
+PRIORITY = properties.PRIORITY
+LITE_TOPIC = properties.LITE_TOPIC
 TRACE_CONTEXT = "TRACE_CONTEXT"
 BORN_HOST = "__BORNHOST"
 BORN_TIME_MS = "BORN_TIMESTAMP"
@@ -52,28 +53,30 @@ RESERVED_NAMES = frozenset(
     __BORNHOST __CRC32# __LITE_TOPIC""".split()
 )
 
-# Types of messages and of topics; UNSPECIFIED is the type of a topic that has none that is known.
-NORMAL, FIFO, DELAY, TRANSACTIONAL = "NORMAL", "FIFO", "DELAY", "TRANSACTION"
-PRIORITIZED, LITE, MIXED, UNSPECIFIED = "PRIORITY", "LITE", "MIXED", "UNSPECIFIED"
-TOPIC_TYPES = frozenset((NORMAL, FIFO, DELAY, TRANSACTIONAL, PRIORITIZED, LITE, MIXED, UNSPECIFIED))
-# The attribute of a topic that names its type, and the numbers of the types on the wire (MessageType).
-TYPE_ATTRIBUTE = "message.type"
-WIRE_TYPES = {NORMAL: 1, FIFO: 2, DELAY: 3, TRANSACTIONAL: 4, LITE: 5, PRIORITIZED: 6}
+# The numbers of the types on the wire (MessageType).
+WIRE_TYPES = {
+    topic_attributes.NORMAL: 1,
+    topic_attributes.FIFO: 2,
+    topic_attributes.DELAY: 3,
+    topic_attributes.TRANSACTION: 4,
+    topic_attributes.LITE: 5,
+    topic_attributes.PRIORITY: 6,
+}
 
 
 def type_of(pairs: Mapping[str, str]) -> str:
     """Return the type of a message with these properties."""
     if pairs.get(TRANSACTION, "").lower() == "true":
-        return TRANSACTIONAL
+        return topic_attributes.TRANSACTION
     if DELAY_LEVEL in pairs or DELIVERY_MS in pairs or DELIVERY_DELAY_S in pairs or properties.TIMER_DELAY_MS in pairs:
-        return DELAY
+        return topic_attributes.DELAY
     if MESSAGE_GROUP in pairs:
-        return FIFO
+        return topic_attributes.FIFO
     if PRIORITY in pairs:
-        return PRIORITIZED
+        return topic_attributes.PRIORITY
     if LITE_TOPIC in pairs:
-        return LITE
-    return NORMAL
+        return topic_attributes.LITE
+    return topic_attributes.NORMAL
 
 
 def user_properties(pairs: Mapping[str, str]) -> dict[str, str]:

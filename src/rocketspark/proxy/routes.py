@@ -9,10 +9,11 @@ from typing import Any
 
 from rocketspark.model import QueueData
 from rocketspark.model.route import MASTER_ID, PERM_READ, PERM_WRITE
+from rocketspark.protocol import topic_attributes
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import checked_group, checked_topic
-from rocketspark.proxy.message_form import MIXED, WIRE_TYPES
+from rocketspark.proxy.message_form import WIRE_TYPES
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import AddressScheme, Code, MessageType, Permission
@@ -38,7 +39,7 @@ class QueryRoutes:
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
         kind = await self._brokers.topic_type(topic)
-        types = MIXED_TYPES if kind == MIXED else (WIRE_TYPES.get(kind, int(MessageType.NORMAL)),)
+        types = MIXED_TYPES if kind == topic_attributes.MIXED else (WIRE_TYPES.get(kind, int(MessageType.NORMAL)),)
         found = []
         for data in route.queues:
             broker = route.broker(data.broker_name)

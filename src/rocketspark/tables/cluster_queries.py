@@ -23,7 +23,7 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, Ser
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID, BrokerData
 from rocketspark.model.subscription import ALL, TAG
-from rocketspark.protocol import light_queues
+from rocketspark.protocol import light_queues, topic_attributes
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import plain_pull
 from rocketspark.protocol.json import bodies
@@ -465,7 +465,7 @@ class ClusterQueries:
         except ServerError as e:
             # Brokers before 5.0 know neither the request nor such topics; without permission everything is read.
             return e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        return config is not None and config.attributes.get("queue.type") != "BatchCQ"
+        return config is not None and config.attributes.get(topic_attributes.QUEUE_TYPE) != topic_attributes.BATCH
 
     def is_compacted(self, queue: MessageQueue) -> bool:
         """Tell whether a queue's broker compacts the topic, so that messages which are not there are no loss."""
@@ -480,7 +480,7 @@ class ClusterQueries:
             if is_retriable(e):
                 raise
             return False  # Brokers before 5.0 compact nothing; what we may not ask counts as lost.
-        return config is not None and config.attributes.get("cleanup.policy", "").upper() == "COMPACTION"
+        return config is not None and topic_attributes.is_compacted(config.attributes)
 
     def addresses(self, broker_name: str) -> tuple[str, ...]:
         """Return a broker's addresses, its master's first, as they are now or were last known; none if the broker was

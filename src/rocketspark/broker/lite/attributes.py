@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
 from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig, TopicConfig
-from rocketspark.protocol.lite_topics import BIND_TOPIC, MESSAGE_TYPE
+from rocketspark.protocol.lite_topics import BIND_TOPIC
 
-# Of a topic: its type, and the minutes after its last message in which a lite topic expires; -1: never.
-TYPE, EXPIRATION = "message.type", "lite.topic.expiration"
+# Of a topic: the minutes after its last message in which a lite topic expires; -1: never.
+EXPIRATION = "lite.topic.expiration"
 EXPIRATION_MINUTES_MAX = 30 * 24 * 60
 # Of a group: how it reads the lite topics of its topic.
 MODEL = "lite.sub.model"
@@ -27,7 +28,7 @@ CLIENT_EVENTS_MAX = 10_000
 
 def is_lite_topic(config: TopicConfig | None) -> bool:
     """Tell whether a topic has lite topics."""
-    return config is not None and config.attributes.get(TYPE) == MESSAGE_TYPE
+    return config is not None and topic_attributes.is_lite(config.attributes)
 
 
 def expiration_minutes(config: TopicConfig) -> int:

@@ -43,7 +43,7 @@ NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
 _LIGHT = frozenset((light_queues.DISPATCH, light_queues.OFFSETS))
 # A message's priority, a number: the queue that it goes to.
 PRIORITY = b"_SYS_MSG_PRIORITY_"
-LITE_TOPIC = lite_topics.PROPERTY.encode()
+LITE_TOPIC = properties.LITE_TOPIC.encode()
 # Who has one of these is of another type (rule: TopicMessageType, 5.5.0).
 _OTHER_TYPES = frozenset(b"DELAY TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS __SHARDINGKEY".split())
 _SYSTEM_NAMES = frozenset(name.encode() for name in properties.SYSTEM_NAMES)

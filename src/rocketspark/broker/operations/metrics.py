@@ -21,6 +21,7 @@ from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.namespace import SYSTEM_GROUPS
+from rocketspark.protocol.topic_attributes import FIFO, MESSAGE_TYPE
 from rocketspark.store.store import Store
 from rocketspark.transport.metrics.families import COUNTER, GAUGE, HISTOGRAM, Collected, Family, Row, histograms
 from rocketspark.transport.metrics.settings import ExportSettings
@@ -378,8 +379,8 @@ class Metrics:
     def _kind(self, topic: str) -> str:
         """Return the topic's message.type in lower case; FIFO is told by it alone, not message by message."""
         config = self._topics.get(topic)
-        kind = config.attributes.get("message.type", "NORMAL") if config is not None else "NORMAL"
-        return "fifo" if kind == "FIFO" else "normal"
+        is_fifo = config is not None and config.attributes.get(MESSAGE_TYPE) == FIFO
+        return "fifo" if is_fifo else "normal"
 
     def _topic(self, topic: str, group: str | None = None, **more: str) -> dict[str, str]:
         labels = {"topic": topic, "is_system": _text(topic_names.is_system_topic(topic)), **more}

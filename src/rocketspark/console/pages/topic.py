@@ -13,7 +13,7 @@ from rocketspark.console.cluster.sampler import lags
 from rocketspark.console.pages.topics import PERMS
 from rocketspark.console.routes import page
 from rocketspark.errors import RouteNotFound
-from rocketspark.protocol import lite_topics
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.json.bodies import TopicConfig
 
 ROWS = 100
@@ -60,8 +60,8 @@ async def topic(call: Call) -> Response:
         groups=groups,
         failed=isinstance(groups, Failed),
         settings=setting_rows(configs),
-        is_compacted=any(c.attributes.get("cleanup.policy") == "COMPACTION" for c in configs.values()),
-        has_lite=any(c.attributes.get("message.type") == lite_topics.MESSAGE_TYPE for c in configs.values()),
+        is_compacted=any(topic_attributes.is_compacted(c.attributes) for c in configs.values()),
+        has_lite=any(topic_attributes.is_lite(c.attributes) for c in configs.values()),
         can_send=any(config.perm & 2 for config in configs.values()) and not name.startswith("%DLQ%"),
     )
 

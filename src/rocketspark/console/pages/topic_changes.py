@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from rocketspark.admin.operations import MESSAGE_TYPES
 from rocketspark.client import validators
 from rocketspark.console.call import Call, Confirmation, Done, Form
 from rocketspark.console.drawing import number, path_of
@@ -16,12 +15,13 @@ from rocketspark.console.routes import change, page
 from rocketspark.errors import RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import INT_MAX, whole_number
+from rocketspark.protocol import topic_attributes
 
 QUEUES_MAX = 65_536
 QUEUES_SHOWN_MAX = 1000
 PERMS = (("6", "read and write"), ("4", "read only"), ("2", "write only"), ("0", "nothing"))
 KEEP = ("", "as it is")
-BATCH = "+queue.type=BatchCQ"
+BATCH = f"+{topic_attributes.QUEUE_TYPE}={topic_attributes.BATCH}"
 DELAY_LEVELS_MAX = 18
 MS_MAX = 2**53
 
@@ -44,7 +44,7 @@ def brokers_of(form: Form) -> list[str] | None:
 
 async def new(call: Call) -> Response:
     """The form of a new topic."""
-    types = [("", "not set"), *((kind, kind) for kind in MESSAGE_TYPES)]
+    types = [("", "not set"), *((kind, kind) for kind in topic_attributes.MESSAGE_TYPES)]
     return call.page("topic_new.html", types=types, perms=PERMS)
 
 
@@ -106,7 +106,7 @@ async def edit(call: Call) -> Response:
     configs = await call.ask(lambda admin: admin.topic_configs(name))
     if not configs:
         raise RouteNotFound(name)
-    types = [KEEP, *((kind, kind) for kind in MESSAGE_TYPES)]
+    types = [KEEP, *((kind, kind) for kind in topic_attributes.MESSAGE_TYPES)]
     return call.page("topic_edit.html", name=name, configs=configs, types=types, perms=[KEEP, *PERMS])
 
 

@@ -20,12 +20,13 @@ from rocketspark.client.connection.instance import unique_name
 from rocketspark.errors import RecordError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.headers import CheckTransactionHeader, Request
 from rocketspark.protocol.json.bodies import Heartbeat, ProducerData
 from rocketspark.protocol.message import properties, record
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.clients import Clients, ProxyClient
-from rocketspark.proxy.message_form import MESSAGE_ID, MIXED, PRODUCER_GROUP, TRANSACTIONAL, message_of, pairs_of
+from rocketspark.proxy.message_form import MESSAGE_ID, PRODUCER_GROUP, message_of, pairs_of
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
 from rocketspark.transport.peer import Peer
@@ -95,7 +96,7 @@ class ProducerGroups:
         # First those that have transactions: clients may name many topics that are not there.
         for topic in [*(published & self._told.keys()), *(published - self._told.keys())]:
             try:
-                if await self._brokers.topic_type(topic) in (TRANSACTIONAL, MIXED):
+                if await self._brokers.topic_type(topic) in (topic_attributes.TRANSACTION, topic_attributes.MIXED):
                     for broker in (await self._brokers.route(topic)).brokers:
                         if broker.master is not None:
                             groups.setdefault(broker.broker_name, []).append(topic)

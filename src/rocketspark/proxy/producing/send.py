@@ -20,6 +20,7 @@ from rocketspark.errors import NotSent, ProtocolError, TransportError, UsageErro
 from rocketspark.model import MessageQueue
 from rocketspark.model.allocation import bucket_of
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader, SendReply
 from rocketspark.protocol.message import batch, sysflags
@@ -28,7 +29,6 @@ from rocketspark.protocol.timers import decode_handle
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import ASK_TIMEOUT_MS, Call
 from rocketspark.proxy.checks import TURN, SendLimits, check_body, checked_topic
-from rocketspark.proxy.message_form import DELAY, LITE, MIXED, TRANSACTIONAL
 from rocketspark.proxy.producing.stored_form import StoredForm, stored_form
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
@@ -272,10 +272,10 @@ async def check_type(brokers: Brokers, topic: str, actual: str) -> None:
     if topic.startswith(_UNTYPED):
         return
     expected = await brokers.topic_type(topic)
-    if expected not in (actual, MIXED):
+    if expected not in (actual, topic_attributes.MIXED):
         # The topic may have been changed, or made anew.
         expected = await brokers.topic_type_now(topic)
-    if expected not in (actual, MIXED):
+    if expected not in (actual, topic_attributes.MIXED):
         text = f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {actual}"
         raise Refused(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
 
@@ -311,7 +311,7 @@ def _batch_form(forms: Sequence[StoredForm], topic: str, body: bytes) -> StoredF
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: their body encodings are not the same")
         if form.message_group != first.message_group:
             raise Refused(Code.MESSAGE_CORRUPTED, "messages: their message groups are not the same")
-        if form.type in (TRANSACTIONAL, DELAY, LITE):
+        if form.type in (topic_attributes.TRANSACTION, topic_attributes.DELAY, topic_attributes.LITE):
             text = f"messages: one of type {form.type} goes alone, not with others"
             raise Refused(Code.MESSAGE_CORRUPTED, text)
     if topic.startswith("%RETRY%"):
@@ -348,7 +348,7 @@ class Recalls:
         """Serve RecallMessage. Raises Refused, RocketSparkError."""
         topic = checked_topic(request.topic.name)
         if self._check_types:
-            await check_type(self._brokers, topic, DELAY)
+            await check_type(self._brokers, topic, topic_attributes.DELAY)
         try:
             handle = decode_handle(request.recall_handle)
         except ProtocolError as e:

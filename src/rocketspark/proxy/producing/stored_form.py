@@ -8,26 +8,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.proxy import checks
 from rocketspark.proxy.checks import SendLimits
 from rocketspark.proxy.message_form import (
     BORN_HOST,
     BORN_TIME_MS,
-    DELAY,
     DELAY_LEVEL,
     DELIVERY_MS,
-    FIFO,
     KEY_SEPARATOR,
-    LITE,
     LITE_TOPIC,
     MESSAGE_GROUP,
-    NORMAL,
-    PRIORITIZED,
     PRIORITY,
     RECOVERY_S,
     TRACE_CONTEXT,
-    TRANSACTIONAL,
     WIRE_TYPES,
 )
 from rocketspark.proxy.wire.enumerations import Code
@@ -35,7 +30,7 @@ from rocketspark.proxy.wire.statuses import Refused
 
 # Numbers of messaging.proto.
 IDENTITY, GZIP = 1, 2
-TRANSACTION = WIRE_TYPES[TRANSACTIONAL]
+TRANSACTION = WIRE_TYPES[topic_attributes.TRANSACTION]
 # Bounds of a Timestamp and of a Duration: the years 1 to 9999, and as many years.
 _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
 _DURATION_S_MAX = 315_576_000_000
@@ -81,7 +76,7 @@ def stored_form(message: Any, topic: str, client: str, now_ms: int, limits: Send
     given = _given_text(message, system, limits)
     # In the order in which Apache's proxy looks at them.
     kind, typed = _typed_text(system, now_ms, limits)
-    sys_flag = sysflags.TRANSACTION_PREPARED if kind == TRANSACTIONAL else 0
+    sys_flag = sysflags.TRANSACTION_PREPARED if kind == topic_attributes.TRANSACTION else 0
     encoding = system.body_encoding
     if encoding == GZIP:
         sys_flag |= sysflags.COMPRESSED
@@ -130,7 +125,7 @@ def _given_text(message: Any, system: Any, limits: SendLimits) -> str:
 
 def _typed_text(system: Any, now_ms: int, limits: SendLimits) -> tuple[str, str]:
     """Return the type of a message, and the stored text of what makes it one of that type."""
-    kind, text = NORMAL, ""
+    kind, text = topic_attributes.NORMAL, ""
     is_transaction = system.message_type == TRANSACTION
     if is_transaction:
         text = "TRAN_MSG\x01true\x02" + _recovery(system, limits)
@@ -143,16 +138,16 @@ def _typed_text(system: Any, now_ms: int, limits: SendLimits) -> tuple[str, str]
         if system.priority < 0:
             raise Refused(Code.BAD_REQUEST, f"priority {system.priority}: it is below 0")
         text += f"{PRIORITY}\x01{system.priority}\x02"
-        kind = PRIORITIZED
+        kind = topic_attributes.PRIORITY
     if message_group := system.message_group:
         checks.check_message_group(message_group, limits.message_group_bytes_max)
         text += f"{MESSAGE_GROUP}\x01{message_group}\x02"
-        kind = FIFO
+        kind = topic_attributes.FIFO
     if lite_topic := system.lite_topic:
         checks.check_lite_topic(lite_topic, limits.lite_topic_bytes_max)
         text += f"{LITE_TOPIC}\x01{lite_topic}\x02"
-        kind = LITE if kind == NORMAL else kind
-    return TRANSACTIONAL if is_transaction else DELAY if delayed else kind, text
+        kind = topic_attributes.LITE if kind == topic_attributes.NORMAL else kind
+    return topic_attributes.TRANSACTION if is_transaction else topic_attributes.DELAY if delayed else kind, text
 
 
 def _origin_text(system: Any, client: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import Ints
+from rocketspark.protocol.topic_attributes import is_compacted
 from rocketspark.store.commitlog.dispatch import enters_queue
 from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import checkpoint, config_files
@@ -281,8 +282,7 @@ def in_order(found: Ints, following: int) -> tuple[Ints, bool, bool]:
 
 def _is_compacted(config: dict[str, object]) -> bool:
     attributes = config.get("attributes")
-    policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
-    return isinstance(policy, str) and policy.upper() == "COMPACTION"
+    return isinstance(attributes, dict) and is_compacted(attributes)
 
 
 def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:

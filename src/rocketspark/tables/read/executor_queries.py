@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError
 from rocketspark.model import BrokerData, MessageQueue
-from rocketspark.protocol import headers
+from rocketspark.protocol import headers, topic_attributes
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json import bodies, java_json
@@ -76,7 +76,7 @@ def is_compacted(topic: str, addresses: tuple[str, ...], options: ReadOptions) -
     if reply is None:
         return False  # Brokers before 5.0 know neither the request nor compaction.
     config = java_json.decode(reply.body, bodies.TopicConfig)
-    return config.attributes.get("cleanup.policy", "").upper() == "COMPACTION"
+    return topic_attributes.is_compacted(config.attributes)
 
 
 def end_of(queue: MessageQueue, addresses: tuple[str, ...], options: ReadOptions) -> int:

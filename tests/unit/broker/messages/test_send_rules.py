@@ -9,8 +9,9 @@ from tests.live.support import settings
 
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.storage.json_tables import JsonFile
-from rocketspark.broker.topics import CLEANUP_POLICY, COMPACTION, DELETE, Topics
+from rocketspark.broker.topics import Topics
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
+from rocketspark.protocol.topic_attributes import CLEANUP_POLICY, COMPACTION, DELETE
 
 
 def test_a_topic_that_a_parked_message_alone_knows_is_made_once_elected(tmp_path: Any) -> None:

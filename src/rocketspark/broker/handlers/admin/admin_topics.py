@@ -18,7 +18,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.topics import BATCH, MESSAGE_TYPE, QUEUE_TYPE, check_queue_type, has_batch_queues
+from rocketspark.broker.topics import check_queue_type, has_batch_queues
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import shown
@@ -29,6 +29,7 @@ from rocketspark.protocol.headers.topics import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
+from rocketspark.protocol.topic_attributes import BATCH, KNOWN_TYPES, MESSAGE_TYPE, NORMAL, QUEUE_TYPE
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -37,7 +38,6 @@ from rocketspark.transport.request_frames import reply
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 # Rule: TopicMessageType, 5.x.
-MESSAGE_TYPES = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 ATTRIBUTES_MAX = 64
 ATTRIBUTE_LENGTH_MAX = 1024
 
@@ -249,10 +249,10 @@ def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_
 
 def check_message_type(attributes: dict[str, str]) -> None:
     """Raise ServerError 29 for a type of messages that RocketMQ does not know."""
-    kind = attributes.get(MESSAGE_TYPE, "NORMAL")
-    if kind not in MESSAGE_TYPES:
+    kind = attributes.get(MESSAGE_TYPE, NORMAL)
+    if kind not in KNOWN_TYPES:
         raise ServerError(
-            ResponseCode.INVALID_PARAMETER, f"{MESSAGE_TYPE} {shown(kind)!r} is not one of {', '.join(MESSAGE_TYPES)}"
+            ResponseCode.INVALID_PARAMETER, f"{MESSAGE_TYPE} {shown(kind)!r} is not one of {', '.join(KNOWN_TYPES)}"
         )
 
 

@@ -25,6 +25,7 @@ from rocketspark.cli.operate import (
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.texts import clock, span
 from rocketspark.model.text import shown
+from rocketspark.protocol.topic_attributes import MESSAGE_TYPE
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -186,7 +187,7 @@ def _state_table(state: TopicState) -> Table:
         for q in state.queues
     )
     kind = f", type {state.message_type}" if state.message_type else ""
-    more = "".join(f", {name}={value}" for name, value in state.attributes.items() if name != "message.type")
+    more = "".join(f", {name}={value}" for name, value in state.attributes.items() if name != MESSAGE_TYPE)
     title = f"{state.topic}: {state.message_count:,} messages{kind}{more}"
     return table(("broker", *figures), rows, right=figures, title=title)
 
