@@ -5,6 +5,7 @@ is told (rule: TopicQueueMappingUtils.createTopicConfigMapping, 5.5.0).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -94,6 +95,23 @@ class StaticTopicOperations(ClusterClient):
         return made
 
 
+def _agreed_total(topic: str, details: Mapping[str, MappingDetail], leaders: Mapping[int, str]) -> int:
+    """Return how many queues all brokers say that a static topic has, each with one that leads it; 0 of a new topic."""
+    totals = {detail.total_queues for detail in details.values()}
+    if len(totals) > 1 or len({detail.epoch for detail in details.values()}) > 1:
+        raise UsageError(
+            f"brokers do not agree about static topic {topic!r}, as a change of it did not reach all: delete it and"
+            " make it anew, or have mqadmin updateStaticTopic write one mapping to all"
+        )
+    total = totals.pop() if totals else 0
+    if len(leaders) != total:
+        raise UsageError(
+            f"{total - len(leaders)} of {total} queues of static topic {topic!r} have no broker that leads them:"
+            " start the brokers that are down, or delete the topic if it was not made whole"
+        )
+    return total
+
+
 def spread(
     topic: str, queue_count: int, targets: Iterable[str], there: Mapping[str, TopicConfigAndMapping], now_ms: int
 ) -> dict[str, TopicConfigAndMapping]:
@@ -104,18 +122,8 @@ def spread(
     details = {name: config.mapping_detail for name, config in there.items() if config.mapping_detail is not None}
     if there.keys() - details.keys():
         raise UsageError(f"topic {topic!r} is there, and is not a static one: choose another name, or delete it first")
-    leaders, totals = leaders_of(there), {detail.total_queues for detail in details.values()}
-    if len(totals) > 1 or len({detail.epoch for detail in details.values()}) > 1:
-        raise UsageError(
-            f"brokers do not agree about static topic {topic!r}, as a change of it did not reach all: delete it and"
-            " make it anew, or have mqadmin updateStaticTopic write one mapping to all"
-        )
-    before = totals.pop() if totals else 0
-    if len(leaders) != before:
-        raise UsageError(
-            f"{before - len(leaders)} of {before} queues of static topic {topic!r} have no broker that leads them:"
-            " start the brokers that are down, or delete the topic if it was not made whole"
-        )
+    leaders = leaders_of(there)
+    before = _agreed_total(topic, details, leaders)
     if queue_count < before:
         raise UsageError(f"static topic {topic!r} has {before} queues, and none can be taken away")
     if queue_count == before:
@@ -125,12 +133,9 @@ def spread(
     # Numbers of a broker's own queues that are in use, also by parts that ended.
     counts = {name: max(config.read_queue_nums, config.write_queue_nums) for name, config in there.items()}
     candidates = list(dict.fromkeys(targets))
-    led = dict.fromkeys(candidates, 0)
-    for name in leaders.values():
-        if name in led:
-            led[name] += 1
+    led = Counter(leaders.values())
     for queue_id in range(before, queue_count):
-        name = min(candidates, key=lambda each: led[each])
+        name = min(candidates, key=led.__getitem__)
         led[name] += 1
         own = counts.get(name, 0)
         counts[name] = own + 1

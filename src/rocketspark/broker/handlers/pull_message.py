@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -62,8 +63,24 @@ BULK_BYTES_MAX = 2 << 20
 # Records of a bulk pull that lie together in stretches of this size, on average, are not copied.
 PART_BYTES_MIN = 16 << 10
 HOLD_MS_MAX = 60_000
-# The limit of a held pull's other memory, so that all of them stay within some hundred MB.
 _NOTHING_YET = (GetStatus.AT_END, GetStatus.EMPTY, GetStatus.NO_QUEUE)
+
+
+@dataclass(slots=True)
+class _HeldPull:
+    """A pull that waits: `at` is the offset from which on nothing was looked at yet.
+
+    `is_cold`: it has messages, which its group may not read before the pull's time is over.
+    """
+
+    peer: Peer
+    request: Request[PullHeader]
+    codes: frozenset[int] | None
+    accepts: PullFilter | None
+    topic_sys_flag: int
+    at: int
+    is_cold: bool
+    waiter: HeldRequest = field(init=False)
 
 
 class PullHandler:
@@ -242,69 +259,74 @@ class PullHandler:
         `until_s`: it has messages, which its group may not read for so many seconds.
         """
         h = request.ext
-        at = h.queue_offset
         weight = self._weight(peer, request, codes, accepts)
         if h.subscription is not None and len(h.subscription) > TEXT_KEPT_MAX:
             # Its tags are in `codes`, or it is compiled.
             h.subscription = ""
-
-        def retry(final: bool) -> bool:
-            try:
-                return look(final)
-            except Exception as e:
-                failure = peer.failure(request, e)
-                if failure is not None:
-                    peer.send(failure)
-                return True
-
-        def look(final: bool) -> bool:
-            nonlocal at
-            if not peer.is_open:
-                return True
-            if not peer.is_writable:
-                if final:
-                    # Nothing large for one that does not read: it asks again once it does.
-                    low, high = self._store.readable_range(h.topic, h.queue_id)
-                    nothing = GetMessageResult(GetStatus.AT_END, [], 0, 0, h.queue_offset, low, high)
-                    peer.send(self._answer(request, nothing, topic_sys_flag))
-                else:
-                    self._stall(peer, waiter)
-                return final
-            reset_to = self._reset_to(peer, h, at)
-            if reset_to is not None:
-                peer.send(self._moved(request, reset_to, topic_sys_flag))
-                return True
-            if until_s is not None:
-                if not final:
-                    return False
-                if self._cold_reads.is_over(h.group):
-                    # Others were first in the new interval.
-                    h.count_max = 1
-            found = self._read(h, at, codes, accepts)
-            if found.status is GetStatus.NO_MATCHED and not final:
-                # Nothing for this consumer among what came: it goes on waiting behind it.
-                at = found.next_offset
-                if accepts is not None and accepts.cut and accepts.awaited is not None:
-                    accepts.awaited.add_done_callback(lambda done: self._long_polling.again(waiter))
-                elif at < found.max_offset:
-                    self._long_polling.again(waiter)
-                return False
-            if found.status in _NOTHING_YET and not final:
-                return False
-            if final and found.status is GetStatus.AT_END and at != h.queue_offset:
-                found = msgspec.structs.replace(found, status=GetStatus.NO_MATCHED)
-            if found.count:
-                self._offsets.note_pull(h.group, h.topic, h.queue_id, found.next_offset)
-            peer.send(self._answer(request, found, topic_sys_flag))
-            return True
-
+        held = _HeldPull(peer, request, codes, accepts, topic_sys_flag, h.queue_offset, until_s is not None)
         key, hold_ms = (h.topic, h.queue_id), float(min(h.suspend_ms, HOLD_MS_MAX))
         if until_s is not None:
             key, hold_ms = NO_QUEUE, until_s * 1000
         elif not self._settings.long_polling:
             # Looked at once more, and what comes does not end it (rule: PullRequestHoldService, 5.x).
             key, hold_ms = NO_QUEUE, self._settings.short_polling_ms
-        waiter = self._long_polling.wait(key, hold_ms / 1000, retry, owner=peer, weight=weight)
+        retry = partial(self._retry, held)
+        held.waiter = self._long_polling.wait(key, hold_ms / 1000, retry, owner=peer, weight=weight)
+
+    def _retry(self, held: _HeldPull, final: bool) -> bool:
+        """Read once more for a held pull; return whether it is over, which it is if this is the `final` time."""
+        peer = held.peer
+        if not peer.is_open:
+            return True
+        try:
+            if not peer.is_writable:
+                return self._put_off(held, final)
+            reset_to = self._reset_to(peer, held.request.ext, held.at)
+            if reset_to is not None:
+                peer.send(self._moved(held.request, reset_to, held.topic_sys_flag))
+                return True
+            if held.is_cold and not final:
+                return False
+            return self._look(held, final)
+        except Exception as e:
+            failure = peer.failure(held.request, e)
+            if failure is not None:
+                peer.send(failure)
+            return True
+
+    def _put_off(self, held: _HeldPull, final: bool) -> bool:
+        """Give nothing large to a client that does not read: it asks again once it does."""
+        h = held.request.ext
+        if final:
+            low, high = self._store.readable_range(h.topic, h.queue_id)
+            nothing = GetMessageResult(GetStatus.AT_END, [], 0, 0, h.queue_offset, low, high)
+            held.peer.send(self._answer(held.request, nothing, held.topic_sys_flag))
+        else:
+            self._stall(held.peer, held.waiter)
+        return final
+
+    def _look(self, held: _HeldPull, final: bool) -> bool:
+        h, accepts = held.request.ext, held.accepts
+        if held.is_cold and self._cold_reads.is_over(h.group):
+            # Others were first in the new interval.
+            h.count_max = 1
+        found = self._read(h, held.at, held.codes, accepts)
+        if found.status is GetStatus.NO_MATCHED and not final:
+            # Nothing for this consumer among what came: it goes on waiting behind it.
+            held.at = found.next_offset
+            if accepts is not None and accepts.cut and accepts.awaited is not None:
+                accepts.awaited.add_done_callback(lambda done: self._long_polling.again(held.waiter))
+            elif held.at < found.max_offset:
+                self._long_polling.again(held.waiter)
+            return False
+        if found.status in _NOTHING_YET and not final:
+            return False
+        if final and found.status is GetStatus.AT_END and held.at != h.queue_offset:
+            found = msgspec.structs.replace(found, status=GetStatus.NO_MATCHED)
+        if found.count:
+            self._offsets.note_pull(h.group, h.topic, h.queue_id, found.next_offset)
+        held.peer.send(self._answer(held.request, found, held.topic_sys_flag))
+        return True
 
     def _stall(self, peer: Peer, waiter: HeldRequest) -> None:
         """Set a held pull aside while the client does not read its replies; it is retried once the client does."""

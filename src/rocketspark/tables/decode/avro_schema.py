@@ -33,7 +33,7 @@ def parse(text: str, references: Mapping[str, str] | None = None, *, name: str =
         others = {key: json.loads(value) for key, value in (references or {}).items()}
         schema = _inlined(schema, others, set(), 0, "") if others else schema
         fastavro.parse_schema(schema)
-        _check_items(schema)
+        _ItemCheck(schema).check(schema)
     except RecursionError:
         raise ConfigError(f"{name} is no Avro schema: it is nested too deeply") from None
     except (ValueError, TypeError, KeyError, AttributeError, fastavro.schema.SchemaParseException) as e:
@@ -235,54 +235,56 @@ def _is_union(schema: Schema) -> bool:
     return isinstance(schema, list)
 
 
-def _check_items(schema: Schema) -> None:
-    """Refuse unions of unions, as Avro does, and arrays and maps of items that take no byte: nine bytes could say that
+class _ItemCheck:
+    """Refuses unions of unions, as Avro does, and arrays and maps of items that take no byte: nine bytes could say that
     there are 2**62 of them.
     """
-    names = Names(schema)
 
-    def is_empty(one: Schema, space: str, above: tuple[str, ...]) -> bool:
-        if one == "null":
-            return True
-        if isinstance(one, str):
-            found = None if one in PRIMITIVES else names.of(one, space)
-            return found is not None and is_empty(found[0], found[1], above)
-        if isinstance(one, list) or one["type"] in ("array", "map", "enum"):
-            return False
-        if one["type"] == "fixed":
-            return bool(one.get("size") == 0)
-        if one["type"] not in ("record", "error"):
-            return is_empty(one["type"], space, above)
-        name = full_name(one, space)
-        inside = name.rpartition(".")[0]
-        if name not in empty:
-            empty[name] = name not in above and all(is_empty(f["type"], inside, (*above, name)) for f in one["fields"])
-        return empty[name]
+    def __init__(self, schema: Schema) -> None:
+        self._names = Names(schema)
+        self._empty: dict[str, bool] = {}
 
-    empty: dict[str, bool] = {}
-
-    def walk(one: Schema, space: str, depth: int = 0) -> None:
+    def check(self, one: Schema, space: str = "", depth: int = 0) -> None:
+        """Raise ValueError for what is refused in a schema, or in what stands within it."""
         if depth > DEPTH_MAX:
             raise ValueError("it is nested too deeply")
         if isinstance(one, list):
             for branch in one:
                 if _is_union(branch):
                     raise ValueError("a union stands directly in a union")
-                walk(branch, space, depth + 1)
+                self.check(branch, space, depth + 1)
         elif isinstance(one, dict):
             if not isinstance(one.get("logicalType", ""), str):
                 raise ValueError("a logicalType is no text")
             if one.get("type") in NAMED:
                 space = full_name(one, space).rpartition(".")[0]
-            if "items" in one and is_empty(one["items"], space, ()):
+            if "items" in one and self._is_empty(one["items"], space, ()):
                 raise ValueError("an array of items without bytes has no bound")
-            for field in one.get("fields", ()):
-                walk(field["type"], space, depth + 1)
-            for key in ("items", "values", "type"):
-                if isinstance(one.get(key), dict | list):
-                    walk(one[key], space, depth + 1)
+            inside = [field["type"] for field in one.get("fields", ())]
+            inside += [one[key] for key in ("items", "values", "type") if isinstance(one.get(key), dict | list)]
+            for each in inside:
+                self.check(each, space, depth + 1)
 
-    walk(schema, "")
+    def _is_empty(self, one: Schema, space: str, above: tuple[str, ...]) -> bool:
+        """Tell whether values of a schema take no byte. `above`: the records that it stands in."""
+        if one == "null":
+            return True
+        if isinstance(one, str):
+            found = None if one in PRIMITIVES else self._names.of(one, space)
+            return found is not None and self._is_empty(found[0], found[1], above)
+        if isinstance(one, list) or one["type"] in ("array", "map", "enum"):
+            return False
+        if one["type"] == "fixed":
+            return bool(one.get("size") == 0)
+        if one["type"] not in ("record", "error"):
+            return self._is_empty(one["type"], space, above)
+        name = full_name(one, space)
+        inside = name.rpartition(".")[0]
+        if name not in self._empty:
+            self._empty[name] = name not in above and all(
+                self._is_empty(field["type"], inside, (*above, name)) for field in one["fields"]
+            )
+        return self._empty[name]
 
 
 def is_recursive(schema: Schema) -> bool:

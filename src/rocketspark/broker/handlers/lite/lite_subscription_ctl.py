@@ -97,31 +97,42 @@ class LiteSubscriptionHandler:
 
     async def _one(self, peer: Peer, change: LiteSubscription) -> None:
         client_id, group, topic = change.client_id or "", change.group or "", change.topic or ""
-        known, names = self._subscriptions, change.lite_topic_set or []
         if len(client_id) > CLIENT_ID_LENGTH_MAX:
             text = f"a client id has {len(client_id)} characters, more than {CLIENT_ID_LENGTH_MAX}"
             raise ServerError(ResponseCode.INVALID_PARAMETER, text)
         if change.action is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"client {shown(client_id)}: no action is given")
         if change.action == LiteAction.COMPLETE_REMOVE:
-            found = known.clients.get(client_id)
-            # One of another group is another's; a proxy that a client left may say so after the next one has it.
-            if found is None or found.subscriber.group != group or known.is_told_elsewhere(client_id, peer):
-                return
-            async for part in self._scans.pieces(list(found.queues)):
-                known.remove(found, part, begin_anew=False)
-            if known.clients.get(client_id) is found and not found.queues:
-                known.remove_all(client_id)
+            await self._remove_all(peer, client_id, group)
+        elif change.action == LiteAction.PARTIAL_REMOVE:
+            await self._remove(client_id, group, topic, change.lite_topic_set or [])
+        else:
+            await self._add(peer, change, client_id, group, topic)
+
+    async def _remove_all(self, peer: Peer, client_id: str, group: str) -> None:
+        known = self._subscriptions
+        found = known.clients.get(client_id)
+        # One of another group is another's; a proxy that a client left may say so after the next one has it.
+        if found is None or found.subscriber.group != group or known.is_told_elsewhere(client_id, peer):
             return
-        if change.action == LiteAction.PARTIAL_REMOVE:
-            if client_id not in known.clients:
-                # Nothing is to be removed, and nothing is kept of who it is.
-                return
-            anew = attributes.is_true(self._groups.table.get(group), attributes.RESET_UNSUBSCRIBE)
-            found = known.of_client(client_id, group, topic)
-            async for part in self._scans.pieces(names):
-                known.remove(found, [lite_topics.queue_name(topic, name) for name in part if name], begin_anew=anew)
+        async for part in self._scans.pieces(list(found.queues)):
+            known.remove(found, part, begin_anew=False)
+        if known.clients.get(client_id) is found and not found.queues:
+            known.remove_all(client_id)
+
+    async def _remove(self, client_id: str, group: str, topic: str, names: list[str]) -> None:
+        known = self._subscriptions
+        if client_id not in known.clients:
+            # Nothing is to be removed, and nothing is kept of who it is.
             return
+        anew = attributes.is_true(self._groups.table.get(group), attributes.RESET_UNSUBSCRIBE)
+        found = known.of_client(client_id, group, topic)
+        async for part in self._scans.pieces(names):
+            known.remove(found, [lite_topics.queue_name(topic, name) for name in part if name], begin_anew=anew)
+
+    async def _add(self, peer: Peer, change: LiteSubscription, client_id: str, group: str, topic: str) -> None:
+        """Subscribe a client to lite topics beside those that it has (PARTIAL_ADD), or in their place."""
+        known = self._subscriptions
         if not self._sharding.has_queues:
             # RocketMQ takes it, and no message ever comes.
             raise illegal_state("lite topics need the broker's settings enableLmq=true and enableMultiDispatch=true")
@@ -136,15 +147,7 @@ class LiteSubscriptionHandler:
         if has_wildcard:
             known.add_wildcard(found)
             return
-        brokers = await self._sharding.brokers_of(topic)
-        # What else the names say belongs to other brokers, or is sent by nobody.
-        wanted = list[str]()
-        async for some in self._scans.pieces(list(dict.fromkeys(names))):
-            wanted += [
-                lite_topics.queue_name(topic, name)
-                for name in some
-                if name and self._sharding.may_have(topic, name) and self._sharding.has(brokers, topic, name)
-            ]
+        wanted = await self._own_queues(topic, change.lite_topic_set or [])
         if not is_partial:
             kept = dict.fromkeys(wanted)
             async for part in self._scans.pieces([queue for queue in found.queues if queue not in kept]):
@@ -155,6 +158,18 @@ class LiteSubscriptionHandler:
                 # Removed meanwhile by another request.
                 return
             known.add(found, part, option=change.offset_option if is_partial else None, alone=alone)
+
+    async def _own_queues(self, topic: str, names: list[str]) -> list[str]:
+        """Return the light queues of those lite topics that this broker has; others are on other brokers, or none."""
+        brokers = await self._sharding.brokers_of(topic)
+        wanted = list[str]()
+        async for some in self._scans.pieces(list(dict.fromkeys(names))):
+            wanted += [
+                lite_topics.queue_name(topic, name)
+                for name in some
+                if name and self._sharding.may_have(topic, name) and self._sharding.has(brokers, topic, name)
+            ]
+        return wanted
 
 
 def _is_told(value: str | None) -> bool:
