@@ -197,11 +197,7 @@ class PopReading:
             queues = place.step(count, 0 if by_priority else chance)
             if by_priority and not s.highest_priority_first:
                 queues = [count - 1 - queue_id for queue_id in queues]
-            for number, queue_id in enumerate(queues):
-                if found.count >= h.count_max and not h.order:
-                    found.rest += self._left(h, queues[number:])
-                    break
-                self._read_queue(found, h, wanted, h.topic, queue_id)
+            self._read_queues(found, h, wanted, queues)
             if place.is_cut:
                 self._cut(found, place)
         if not retries_first and retries and found.count < h.count_max:
@@ -210,6 +206,13 @@ class PopReading:
             # RocketMQ leaves the other form of retry topics for a later pop: nobody may come for long.
             for topic in retries[1:]:
                 self._read_retries(found, h, wanted, topic)
+
+    def _read_queues(self, found: Found, h: PopHeader, wanted: PopFilter, queues: Sequence[int]) -> None:
+        for number, queue_id in enumerate(queues):
+            if found.count >= h.count_max and not h.order:
+                found.rest += self._left(h, queues[number:])
+                break
+            self._read_queue(found, h, wanted, h.topic, queue_id)
 
     def _factor(self, group: str) -> int:
         """Return of how many pops in a hundred a group reads a topic with priorities by these (priority.factor)."""

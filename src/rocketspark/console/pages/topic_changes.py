@@ -219,8 +219,7 @@ def message_of(form: Form) -> tuple[bytes, dict[str, Any]]:
         except msgspec.MsgspecError as e:
             raise UsageError(f"the message's JSON: {e}") from None
         body = given.body.encode() if isinstance(given.body, str) else msgspec.json.encode(given.body)
-        fields = {name: value for name, value in msgspec.structs.asdict(given).items() if name != "body" and value}
-        return body, fields if given.priority is None else fields | {"priority": given.priority}
+        return body, _given({name: value for name, value in msgspec.structs.asdict(given).items() if name != "body"})
     properties = {}
     for line in filter(None, (line.strip() for line in form.get("properties", "").splitlines())):
         name, equals, value = line.partition("=")
@@ -235,12 +234,16 @@ def message_of(form: Form) -> tuple[bytes, dict[str, Any]]:
         "delay_level": whole(form, "delay_level", "delay level", high=DELAY_LEVELS_MAX),
         "delay_ms": whole(form, "delay_ms", "delay", high=MS_MAX),
         "lite_topic": form.get("lite_topic", "").strip() or None,
+        "priority": whole(form, "priority", "priority", high=INT_MAX),
     }
-    priority = whole(form, "priority", "priority", high=INT_MAX)
     # A form's text has the line breaks of the network.
     body = form.get("body", "").replace("\r\n", "\n").encode()
-    found = {name: value for name, value in fields.items() if value}
-    return body, found if priority is None else found | {"priority": priority}
+    return body, _given(fields)
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return those fields of a message that were filled in; of priorities 0 is one."""
+    return {name: value for name, value in fields.items() if value or (name == "priority" and value is not None)}
 
 
 async def send_words(call: Call, form: Form) -> Confirmation:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rocketspark.protocol.message import record_layout
 from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
 from rocketspark.store.get_message import GetStatus
 
 if TYPE_CHECKING:
@@ -24,16 +25,16 @@ class CompactionCopies:
 
     def gap(self, topic: str, queue_id: int) -> tuple[CompactionLog, int] | None:
         """Return the compaction log of a queue, and the queue's oldest offset, if the log ends before it."""
-        queue = self._store.consume_queues.find(topic, queue_id)
-        if queue is None or not queue.min or isinstance(queue, BatchConsumeQueue):
+        queue = self._queue(topic, queue_id)
+        if queue is None or not queue.min:
             return None
         log = self._store.compaction.follow(topic, queue_id, queue)
         return (log, queue.min) if log.next < queue.min else None
 
     def uncopied_from(self, topic: str, queue_id: int) -> int:
         """Return the position in the log before which a queue's messages are in its compaction log, on the disk."""
-        queue = self._store.consume_queues.find(topic, queue_id)
-        if queue is None or isinstance(queue, BatchConsumeQueue):
+        queue = self._queue(topic, queue_id)
+        if queue is None:
             return self._store.written_position
         log = self._store.compaction.of(topic, queue_id)
         at = queue.min if log is None else max(log.on_disk_until, queue.min)
@@ -42,8 +43,8 @@ class CompactionCopies:
 
     def copy(self, topic: str, queue_id: int) -> bool:
         """Copy some messages to a compaction log; False if it has all. Raises StoreFull, StoreUnwritable."""
-        queue = self._store.consume_queues.find(topic, queue_id)
-        if queue is None or isinstance(queue, BatchConsumeQueue):
+        queue = self._queue(topic, queue_id)
+        if queue is None:
             return False
         log = self._store.compaction.follow(topic, queue_id, queue)
         log.next = max(log.next, queue.min)
@@ -51,3 +52,7 @@ class CompactionCopies:
         if found.status is not GetStatus.FOUND and found.status is not GetStatus.REMOVED:
             return False
         return log.append([each for run in found.records for each in record_layout.split(run)], found.next_offset)
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        found = self._store.consume_queues.find(topic, queue_id)
+        return None if isinstance(found, BatchConsumeQueue) else found
