@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -235,6 +236,34 @@ def test_a_killed_server_restarts_on_the_same_ports_with_every_message(tmp_path:
         messages = [json.loads(line) for line in read.stdout.splitlines()]
         assert [(m["queue_offset"], m["body"]) for m in messages] == [(n, str(n)) for n in sent]
         assert server.stop() == 0
+
+
+WITH_A_SERVER = """
+import sys, time
+from rocketspark.testing import run_server_process
+
+with run_server_process(sys.argv[1]) as server:
+    print(server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.shows("`run_server_process` leaves no server behind where the process of the tests is killed")
+def test_a_server_process_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    call = [sys.executable, "-c", WITH_A_SERVER, str(tmp_path / "store")]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as tests:
+        try:
+            assert tests.stdout is not None
+            ends = os.pidfd_open(int(tests.stdout.readline()))
+        finally:
+            tests.kill()
+    try:
+        # Readable: the process ended.
+        assert select.select([ends], [], [], TIMEOUT_S)[0]
+    finally:
+        os.close(ends)
+    assert "stopping" in (tmp_path / "store.log").read_text()
+    assert (tmp_path / "store" / "abort").exists() is False
 
 
 def test_a_server_process_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""`rocketspark server` as a process of its own, for tests that kill it. Rule: it never outlives its `with` block."""
+"""`rocketspark server` as a process of its own, for tests that kill it. Rule: it outlives neither its `with` block
+nor the process of the tests.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,14 @@ class ServerProcess:
             command += ["--config", str(self._config)]
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
+            # Its input ends with this process, however that ends, and the server with it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=dict(os.environ)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"ROCKETSPARK_END_WITH_STDIN": "1"},
             )
         assert self._process.stdout is not None
         # A server that never gets ready would hold readline for ever.
@@ -109,8 +117,9 @@ class ServerProcess:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     def restart(self) -> None:
         """Start the process on the same ports and store, after `kill` or `stop`. If it runs, it is stopped first."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -21,6 +22,8 @@ from rocketspark.model.limited_log import ShownFormatter
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 GC_THRESHOLDS = (2_000, 10, 100)
+# A variable of the environment: the server ends once its standard input does, a pipe to the process that started it.
+END_WITH_STDIN = "ROCKETSPARK_END_WITH_STDIN"
 
 Starter = Callable[[AsyncExitStack], Awaitable[str]]
 
@@ -68,6 +71,14 @@ async def _serve(start: Starter) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if os.environ.get(END_WITH_STDIN):
+        stdin = sys.stdin.fileno()
+
+        def end() -> None:
+            loop.remove_reader(stdin)
+            stop.set()
+
+        loop.add_reader(stdin, end)
     async with AsyncExitStack() as servers:
         try:
             line = await start(servers)
