@@ -122,6 +122,24 @@ def test_an_offset_goes_on_over_a_restart_and_what_was_out_comes_again(tmp_path:
         link.close()
 
 
+def test_of_what_was_out_over_a_restart_nothing_is_passed_over(tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path, **LIGHT) as first:
+        link = made(first.brokers[0])
+        for number in range(3):
+            assert link.send(b"r%d" % number, "late")["code"] == 0
+        assert link.change("PARTIAL_ADD", ["late"], "r", **FROM_THE_FIRST) == [0, None]
+        [popped] = link.until(3, "r")
+        link.close()
+    with run_cluster(store=tmp_path, **LIGHT) as second:
+        link = Link(second.brokers[0])
+        # The one behind it is still at work.
+        assert link.ack(popped, 0) == [0, "None"]
+        assert link.ack(popped, 2) == [0, "None"]
+        assert link.change("COMPLETE_ADD", ["late"], "r") == [0, None]
+        assert [row[0] for each in link.until(2, "r") for row in each.rows] == ["r1", "r2"]
+        link.close()
+
+
 def test_a_lite_topic_expires_with_its_offsets_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_cluster(**LIGHT, lite_expiration_check_ms=10, lite_expiration_ms_min=0) as quick:
         link = made(quick.brokers[0])

@@ -179,11 +179,7 @@ class AckHandler:
         committed = self._offsets.get(group, topic, queue_id)
         if committed is not None and offset < committed:
             return
-        if not self._ordered.has_batch(topic, group, queue_id) and (
-            offset != committed or self._store.store_time_at(topic, queue_id, offset) > pop_time_ms
-        ):
-            # A kill took the note of the pop: RocketMQ would go on behind this message, without those before it. Or it
-            # was popped of a topic that was deleted, and another message stands there now.
+        if self._ordered.is_anothers(topic, group, queue_id, offset, pop_time_ms, committed, self._store):
             return
         try:
             next_offset = self._ordered.acknowledge(topic, group, queue_id, offset, pop_time_ms)

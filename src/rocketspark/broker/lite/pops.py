@@ -142,7 +142,10 @@ class LitePops:
 
     def acknowledge(self, queue: str, group: str, offset: int, pop_time_ms: int) -> bool:
         """Acknowledge a message; False for one that was not given out."""
-        if offset < (self._offsets.get(group, queue, QUEUE_ID) or 0):
+        committed = self._offsets.get(group, queue, QUEUE_ID)
+        if offset < (committed or 0):
+            return True
+        if self._ordered.is_anothers(queue, group, QUEUE_ID, offset, pop_time_ms, committed, self._store):
             return True
         try:
             next_offset = self._ordered.acknowledge(queue, group, QUEUE_ID, offset, pop_time_ms)

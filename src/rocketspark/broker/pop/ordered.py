@@ -18,6 +18,7 @@ from rocketspark.protocol import pop_answers
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import Body
 from rocketspark.protocol.light_queues import topic_and_group
+from rocketspark.store.store import Store
 
 FILE_NAME = "consumerOrderInfo.json"
 # An entry is forgotten so long after the last pop.
@@ -202,6 +203,18 @@ class OrderedPops:
     def has_batch(self, topic: str, group: str, queue_id: int) -> bool:
         """Tell whether a last batch of a queue is known."""
         return queue_id in self.table.get(f"{topic}@{group}", {})
+
+    def is_anothers(
+        self, topic: str, group: str, queue_id: int, offset: int, pop_time_ms: int, committed: int | None, store: Store
+    ) -> bool:
+        """Tell whether an acknowledgement says nothing of what stands at an offset of a queue whose last batch is not
+        known. `committed`: where the group goes on there.
+        """
+        # A kill took the note of the pop: RocketMQ would go on behind this message, without those before it. Or it was
+        # popped of a topic that was deleted, and another message stands there now.
+        return not self.has_batch(topic, group, queue_id) and (
+            offset != committed or store.store_time_at(topic, queue_id, offset) > pop_time_ms
+        )
 
     def change_next_visible(
         self,
