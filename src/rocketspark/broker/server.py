@@ -322,6 +322,7 @@ class BrokerServer:
                 messages=messages,
             )
         )
+        self.replication.arrivals.is_whole = self._compaction.is_whole
         messages.put_message.stored = self.replication.wake
         self._client_handler.quorum = self.replication.lock_quorum()
         self._metrics: Metrics | None = None
@@ -399,7 +400,7 @@ class BrokerServer:
         if self.access.plain is not None:
             yield PlainAclHandler(self.access.plain, s.broker_name, s.cluster_name, self.address)
         yield AccessHandler(self.access.users, self.access.acls, is_master=lambda: self.role.is_master)
-        yield BrokerTablesHandler(tables, messages, store.deleted_topics, self._ha_info)
+        yield BrokerTablesHandler(tables, messages, store, self._ha_info)
         yield ReplyHandler(s, put_message, tables.clients, store.store_host)
 
     def _make_audit(self, routes: Routes) -> Audit | None:

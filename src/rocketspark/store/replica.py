@@ -448,6 +448,11 @@ class ReplicaReceiver:
             if new[topic] < self.log.written:
                 self._dispatch_again(topic.encode(), new[topic])
 
+    def take_queue_ends(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Have queues that are empty here begin where the master's end. Raises StoreFull, StoreUnwritable."""
+        if self.log.is_replica:
+            self.consume_queues.begin(topic, ends)
+
     def take_kind(self, topic: str, *, is_batch: bool) -> None:
         """Make a topic's queues batch queues or simple ones, as its master says; messages may have come before the
         topic's settings.

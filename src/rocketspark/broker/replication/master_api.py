@@ -31,6 +31,7 @@ from rocketspark.protocol.headers.topics import (
     GroupPageReply,
     HaInfoHeader,
     KnownStateHeader,
+    StateHeader,
     StateReply,
     TopicPageHeader,
     TopicPageReply,
@@ -319,10 +320,13 @@ class MasterApi:
         """Return how many timer messages wait for each topic."""
         return metadata.decode((await self._ask(RequestCode.GET_TIMER_METRICS)).body, PeerTimerCounts)
 
-    async def state(self) -> BrokerState | None:
-        """Return the tables that only RocketSpark's brokers have; None from another broker."""
+    async def state(self, ends_after: str | None = None) -> BrokerState | None:
+        """Return the tables that only RocketSpark's brokers have; None from another broker. `ends_after`: with the ends
+        of queues that have no messages, of topics after this name.
+        """
         try:
-            return metadata.decode((await self._ask(RequestCode.GET_BROKER_STATE)).body, BrokerState)
+            reply = await self._ask(RequestCode.GET_BROKER_STATE, StateHeader(ends_after=ends_after))
+            return metadata.decode(reply.body, BrokerState)
         except ServerError as e:
             if e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return None

@@ -55,13 +55,17 @@ class StoreSide:
     `log_end`: returns up to where the log has arrived here, None if nothing waits for it; `topics_taken`: called with
     new and changed topics; `topics_gone`: called with the topics that a Java master no longer has, perhaps before the
     log up to the deletion has arrived; `deleted_topics`: called with the topics that a RocketSpark master has deleted,
-    each with the end of its log at that time.
+    each with the end of its log at that time; `queue_ends`: called with a topic and the offsets at which queues of the
+    master end that have no messages any more; `is_whole`: tells whether the store has what its master keeps of messages
+    that are no more in the master's log.
     """
 
     log_end: Callable[[], int] | None = None
     topics_taken: Callable[[list[TopicConfig]], None] = lambda topics: None
     topics_gone: Callable[[list[str]], None] = lambda names: None
     deleted_topics: Callable[[dict[str, int]], None] = lambda positions: None
+    queue_ends: Callable[[str, dict[int, int]], None] = lambda topic, ends: None
+    is_whole: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True)
@@ -79,8 +83,9 @@ class SlaveSynchronize:
     """Copies the tables of one master, which may change or be unknown. `own_address`: this broker's, never a master's.
 
     `passes`: how many copies of all tables have ended; `failing`: by table, the error of the last copy. `is_taken`: the
-    tables are taken, and the log here reached where the master's ended when they were asked for; `taken` is called
-    then. `in_office`: the master answers as a master. `epoch`: returns this broker's, 0 without a controller.
+    tables are taken, the log here reached where the master's ended when they were asked for, and the store is whole;
+    `taken` is called then. `in_office`: the master answers as a master. `epoch`: returns this broker's, 0 without a
+    controller.
     """
 
     def __init__(
@@ -118,6 +123,8 @@ class SlaveSynchronize:
         self._offsets_state, self._offsets_changes = "", -1
         self._is_ours = True
         self._waiting: _Progress | None = None
+        # After which topic the master is to tell of queues without messages; None once it has told all.
+        self._ends_after: str | None = ""
         self._told = False
 
     # -- following ------------------------------------------------------------------------------------------------
@@ -175,7 +182,8 @@ class SlaveSynchronize:
             wait_s: float | None = None
             if self._master is not None:
                 await self.synchronize()
-                wait_s = min(RETRY_S, self._interval_s) if self.failing else self._interval_s
+                is_done = self.is_taken and not self.failing
+                wait_s = self._interval_s if is_done else min(RETRY_S, self._interval_s)
                 if not self.in_office and not self.failing:
                     wait_s = min(OFFICE_S, wait_s)
             await self._rest(wait_s)
@@ -347,7 +355,7 @@ class SlaveSynchronize:
             statistics.save(now_ms())
 
     async def _state(self, api: MasterApi) -> None:
-        found: BrokerState | None = await api.state() if self._is_ours else None
+        found: BrokerState | None = await api.state(self._ends_after) if self._is_ours else None
         if not self._is_master(api):
             return
         # One that was elected takes once more what its master before had, and only then is to be followed.
@@ -358,8 +366,25 @@ class SlaveSynchronize:
         if not self.in_office:
             return
         self._store_side.deleted_topics(found.deleted_topics)
+        await self._queue_ends(api, found)
+        if not self._is_master(api):
+            return
         self._messages.quarantine.take(found.quarantine)
         self._tables.offsets.take_resets((r.group, r.topic, r.queue_id, r.offset) for r in found.resets)
+
+    async def _queue_ends(self, api: MasterApi, found: BrokerState) -> None:
+        """Take where queues end that have no messages: elected, this broker goes on there, not at offset 0."""
+        while self._ends_after is not None:
+            for topic, ends in found.queue_ends.items():
+                self._store_side.queue_ends(topic, ends)
+                await asyncio.sleep(0)
+            self._ends_after = found.ends_until
+            if self._ends_after is None:
+                return
+            more = await api.state(self._ends_after)
+            if more is None or not self._is_master(api):
+                return
+            found = more
 
     # -- what counts messages -------------------------------------------------------------------------------------
 
@@ -385,7 +410,7 @@ class SlaveSynchronize:
         except ServerError:
             # A broker that tells nothing of its log.
             progress.log_end = 0
-        progress.is_whole = not self.failing.keys() & {"topics", "groups", "offsets"}
+        progress.is_whole = not self.failing.keys() & {"state", "topics", "groups", "offsets"}
         waiting, self._waiting = self._waiting, None
         # A log that ends before where it ended is another one.
         if waiting is not None and waiting.log_end <= progress.log_end:
@@ -416,7 +441,7 @@ class SlaveSynchronize:
             self._messages.delays.take(progress.delays.offset_table, progress.delays.data_version)
         if progress.timers is not None:
             self._messages.timers.take_checkpoint(progress.timers)
-        if progress.is_whole and not self.is_taken:
+        if progress.is_whole and not self.is_taken and self._store_side.is_whole():
             self.is_taken = True
             self.taken()
 
@@ -454,13 +479,16 @@ async def reverse_synchronize(connections: Connections, address: str, tables: Ta
 
 
 class Arrivals:
-    """Makes the messages that arrived over the link readable. `synchronize`: copies the master's tables; set later."""
+    """Makes the messages that arrived over the link readable. `synchronize`: copies the master's tables; set later, as
+    is `is_whole`: see `StoreSide`.
+    """
 
     def __init__(self, store: Store, tables: Tables, long_polling: LongPolling) -> None:
         self._store = store
         self._tables = tables
         self._long_polling = long_polling
         self.synchronize: SlaveSynchronize | None = None
+        self.is_whole: Callable[[], bool] = lambda: True
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -505,6 +533,8 @@ class Arrivals:
             topics_taken=self._topics_taken,
             topics_gone=self._topics_gone,
             deleted_topics=self._store.take_deletions,
+            queue_ends=self._store.take_queue_ends,
+            is_whole=lambda: self.is_whole(),
         )
 
     def _topics_taken(self, topics: list[TopicConfig]) -> None:

@@ -93,11 +93,20 @@ class Compaction:
                 # After any error the next round comes.
                 log.exception("topics cannot be compacted")
 
-    async def copy(self, *, in_any_case: bool = False) -> None:
+    def is_whole(self) -> bool:
+        """Tell whether this copy has all that its master's compaction logs alone hold: nothing comes before its log."""
+        self._look()
+        return not any(
+            self._copies.gap(topic, queue_id) is not None
+            for topic in self._names
+            for queue_id in self._store.queues().get(topic, ())
+        )
+
+    async def copy(self) -> None:
         """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable, after all the
         queues that could be copied.
 
-        A queue whose older messages have to come from the master first waits for them, but not `in_any_case`.
+        A queue whose older messages have to come from the master first waits for them.
         """
         self._look()
         if self._compacting is not None:
@@ -106,7 +115,7 @@ class Compaction:
         for topic in self._names:
             for queue_id in sorted(self._store.queues().get(topic, ())):
                 try:
-                    if not await self._take_older(topic, queue_id) and not in_any_case:
+                    if not await self._take_older(topic, queue_id):
                         continue
                     while self._copies.copy(topic, queue_id):
                         await asyncio.sleep(0)
@@ -126,7 +135,7 @@ class Compaction:
             try:
                 content, following = await master.pull(topic, queue_id, kept.next)
             except (TransportError, ProtocolError, ServerError) as e:
-                log.warning("older messages of %s, kept by compaction, are not copied yet: %s", topic, e)
+                log.warning("older messages of %s, kept by compaction, are not copied yet, tried again: %s", topic, e)
                 return False
             records = [each for each in record_layout.split(memoryview(content)) if _QUEUE_OFFSET(each)[0] < end]
             # Where the master has nothing, the queue here goes on.
@@ -146,7 +155,7 @@ class Compaction:
             return store.min_position
         lowest = store.written_position
         acts: list[Callable[[], Awaitable[None]]] = [
-            partial(self.copy, in_any_case=True),
+            self.copy,
             partial(self._thread.run, store.compaction.flush),
         ]
         for act in acts:

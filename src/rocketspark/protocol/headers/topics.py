@@ -74,6 +74,14 @@ class StateReply(Header, kw_only=True, gc=False):
     state: str | None = None
 
 
+class StateHeader(Header, kw_only=True, gc=False):
+    """GET_BROKER_STATE, our own. `ends_after`: the sender wants the ends of queues without messages, of topics after
+    this name.
+    """
+
+    ends_after: str | None = None
+
+
 class HaInfoHeader(Header, kw_only=True, gc=False):
     """EXCHANGE_BROKER_HA_INFO (906): a master tells a slave these fields, or a slave asks for them by a request without
     any; also the reply to that.

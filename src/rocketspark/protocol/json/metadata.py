@@ -24,6 +24,8 @@ T = TypeVar("T")
 # RocketMQ's limits are 127 and 255; what an older broker once took is taken.
 NAME_LENGTH_MAX = 255
 QUEUES_MAX = 65_536
+# Of a queue that was begun anew a slave makes a file up to there.
+QUEUE_END_MAX = LONG_MAX // 64
 POLICY_LENGTH_MAX = 4096
 # The layout of BrokerState: another one is not read.
 STATE_LAYOUT = 1
@@ -100,7 +102,8 @@ class BrokerState(Body):
     """Reply to GET_BROKER_STATE: what only our brokers keep.
 
     `deleted_topics`: the end of the log at each topic's deletion; `epoch`: the epoch that the broker is in, 0 without a
-    controller.
+    controller. `queue_ends`, only if asked for: by topic and queue id, the next offset of queues that have no messages
+    any more; `ends_until`: the last topic that was looked at, None if that was the last of all.
     """
 
     layout: int = 0
@@ -108,6 +111,8 @@ class BrokerState(Body):
     resets: list[ResetOffset] = []
     deleted_topics: dict[str, int] = {}
     epoch: int | None = None
+    queue_ends: dict[str, dict[int, int]] = {}
+    ends_until: str | None = None
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -187,6 +192,10 @@ def _check_state(state: BrokerState) -> None:
     for topic in state.deleted_topics:
         _check_name(topic)
     _check_numbers("deleted topic", state.deleted_topics.values())
+    for topic, ends in state.queue_ends.items():
+        _check_name(topic)
+        _check_numbers(topic, ends.keys(), high=QUEUES_MAX - 1)
+        _check_numbers(topic, ends.values(), low=1, high=QUEUE_END_MAX)
 
 
 def _check_name(name: str, *, length_max: int = NAME_LENGTH_MAX) -> None:

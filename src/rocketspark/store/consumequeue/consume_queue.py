@@ -440,9 +440,6 @@ class ConsumeQueue:
         """Write the next unit. `count`: the number of messages in the record, 1 except in a batch queue."""
         if self.ext is not None and self.ext.writes:
             code = self.ext.put(code, stored_ms)
-        self._put(position, size, code)
-
-    def _put(self, position: int, size: int, code: int) -> None:
         at = self.at
         if at >= self.limit:
             at = self.make_room()
@@ -480,8 +477,13 @@ class ConsumeQueue:
 
     def fill_to(self, offset: int) -> None:
         """Write gaps for the messages before `offset`, which have no records."""
+        gap = UNIT.pack(0, GAP_SIZE, 0)
         while self.next < offset:
-            self._put(0, GAP_SIZE, 0)
+            at = self.at if self.at < self.limit else self.make_room()
+            count = min((self.limit - at) // UNIT_BYTES, offset - self.next)
+            self.at = at + count * UNIT_BYTES
+            self.map[at : self.at] = gap * count
+            self.next += count
 
     def put_in_gap(self, offset: int, position: int, size: int, code: int, stored_ms: int = 0, count: int = 1) -> None:
         """Write the unit of a message that was left out before; nothing happens if its place is not a gap."""
@@ -563,9 +565,7 @@ class ConsumeQueue:
         return self.next * UNIT_BYTES
 
     def flushed_end(self, position: int) -> NotedEnd | None:
-        """Return where the units that are on the disk end; None if it is not known. `position`: the log's end at this
-        time.
-        """
+        """Return where the units on the disk end; None if that is not known. `position`: where the log ends now."""
         return NotedEnd(self.flushed, self.flushed // UNIT_BYTES, position)
 
     def unflushed(self) -> list[str] | None:

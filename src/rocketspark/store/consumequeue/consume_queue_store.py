@@ -334,6 +334,28 @@ class ConsumeQueueStore:
             queues = (self._find_if_whole(name, 0) for name in names[begin : begin + step_count])
             yield [queue.name for queue in queues if queue is not None and queue.min == queue.next > 0]
 
+    def emptied(self, topic: str) -> dict[int, int]:
+        """Return the next offset of a topic's simple queues that had messages and have none left, by queue id; of light
+        queues none.
+        """
+        if not self.min_position or topic.startswith(_SHARED):
+            return {}
+        queues = (self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ())))
+        return {q.queue_id: q.next for q in queues if q is not None and not q.is_batch and q.min == q.next > 0}
+
+    def begin(self, topic: str, offsets: Mapping[int, int]) -> None:
+        """Have a topic's queues that never had a message here begin at these offsets, above 0. Raises StoreFull,
+        StoreUnwritable.
+        """
+        name = topic.encode()
+        for queue_id, offset in offsets.items() if self.can_have(name) and name not in self.batch_topics else ():
+            queue = self.make(name, queue_id)
+            if queue.next == 0 and not queue.mapped_files.starts:
+                # With one unit at least, by which the next start finds where the queue ends.
+                queue.start_at(offset - 1)
+                queue.fill_to(offset)
+                queue.min = queue.counted = offset
+
     def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """Remove the queues of topics that still have a message from before the topic's deletion, which a kill
         interrupted; returns the topics.

@@ -86,14 +86,17 @@ def test_a_queue_that_cannot_be_copied_holds_up_no_other(tmp_path: Path, monkeyp
     store.close()
 
 
-def test_a_copy_without_a_master_keeps_what_it_has_before_files_go(tmp_path: Path) -> None:
+def test_no_file_of_a_copy_goes_before_it_has_what_is_older(tmp_path: Path) -> None:
     theirs, ours = filled(tmp_path / "theirs"), filled(tmp_path / "ours")
     expire(ours, NOW_MS + 10_000)
     low = ours.queue_range(TOPIC, 0)[0]
-    master = Master(theirs, 99)
+    master = Master(theirs, 1)
     compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: master)
-    assert asyncio.run(compaction.copied())
-    assert [offset for offset, _ in found(ours)] == list(range(low, 200))
+    assert asyncio.run(compaction.copied()) == next(iter(ours.queue_units(TOPIC, 0, low, 1)))[0]
+    assert not compaction.is_whole()
+    assert asyncio.run(compaction.copied()) == ours.written_position
+    assert compaction.is_whole()
+    assert [offset for offset, _ in found(ours)] == list(range(200))
     theirs.close()
     ours.close()
 

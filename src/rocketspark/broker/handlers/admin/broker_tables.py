@@ -6,7 +6,7 @@ master and its slaves compare versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from typing import Any
 
 from rocketspark.broker.messages.schedule_messages import encode_delay_offsets
@@ -16,21 +16,25 @@ from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Request
-from rocketspark.protocol.headers.topics import HaInfoHeader, MasterFlushOffsetHeader
+from rocketspark.protocol.headers.topics import HaInfoHeader, MasterFlushOffsetHeader, StateHeader
 from rocketspark.protocol.json.metadata import STATE_LAYOUT, BrokerState, ResetOffset
+from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 
+# In one answer, and topics that are looked at without a pause.
+ENDS_MAX, TOPICS_IN_TURN = 20_000, 32
+
 
 class BrokerTablesHandler:
-    """Serves the other brokers of this name. `deleted_topics`: the log's end when each topic was deleted, by topic."""
+    """Serves the other brokers of this name."""
 
     def __init__(
         self,
         tables: Tables,
         messages: Messages,
-        deleted_topics: Callable[[], dict[str, int]],
+        store: Store,
         ha_info: HaInfoExchange,
     ) -> None:
         self._offsets = tables.offsets
@@ -38,7 +42,7 @@ class BrokerTablesHandler:
         self._delays = messages.delays
         self._timers = messages.timers
         self._quarantine = messages.quarantine
-        self._deleted_topics = deleted_topics
+        self._store = store
         self._ha_info = ha_info
 
     def routes(self, routes: Routes) -> None:
@@ -47,7 +51,7 @@ class BrokerTablesHandler:
         routes.add(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.request_modes)
         routes.add(RequestCode.GET_TIMER_CHECK_POINT, self.timer_checkpoint)
         routes.add(RequestCode.GET_TIMER_METRICS, self.timer_metrics)
-        routes.add(RequestCode.GET_BROKER_STATE, self.state)
+        routes.add(RequestCode.GET_BROKER_STATE, self.state, StateHeader)
         routes.add(RequestCode.EXCHANGE_BROKER_HA_INFO, self.exchange_ha_info, HaInfoHeader)
         routes.add(RequestCode.RESET_MASTER_FLUSH_OFFSET, self.reset_flush_offset, MasterFlushOffsetHeader)
 
@@ -67,8 +71,13 @@ class BrokerTablesHandler:
         """GET_TIMER_METRICS (61): how many timer messages wait for each topic."""
         return reply(request.opaque, body=sorted_json(self._timers.statistics.table()))
 
-    def state(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
+    async def state(self, peer: Peer, request: Request[StateHeader], body: bytes) -> bytes:
         """GET_BROKER_STATE (7310004): the tables that our brokers have and RocketMQ's do not, for a slave of ours."""
+        ends: dict[str, dict[int, int]] = {}
+        until = after = request.ext.ends_after
+        # The ends first: what is told of deletions is then not older.
+        if after is not None:
+            ends, until = await self._queue_ends(after)
         resets = [
             ResetOffset(group=group, topic=topic, queue_id=queue_id, offset=offset)
             for group, topic, queue_id, offset in self._offsets.resets()
@@ -77,10 +86,30 @@ class BrokerTablesHandler:
             layout=STATE_LAYOUT,
             quarantine=self._quarantine.entries(),
             resets=resets,
-            deleted_topics=self._deleted_topics(),
+            deleted_topics=self._store.deleted_topics(),
             epoch=self._ha_info.epoch(),
+            queue_ends=ends,
+            ends_until=until,
         )
         return reply(request.opaque, body=sorted_json(answer))
+
+    async def _queue_ends(self, after: str) -> tuple[dict[str, dict[int, int]], str | None]:
+        """Return where queues end that have no messages any more, of topics after a name, and where to go on."""
+        queues, found, count = self._store.consume_queues, [], 0
+        names = sorted(name for name in queues.queues() if name > after)
+        until = None
+        for number, topic in enumerate(names, 1):
+            ends = queues.emptied(topic)
+            if ends:
+                found.append(topic)
+                count += len(ends)
+            if count >= ENDS_MAX and number < len(names):
+                until = topic
+                break
+            if number % TOPICS_IN_TURN == 0:
+                await asyncio.sleep(0)
+        # Some may have got a message, or have been deleted, meanwhile.
+        return {topic: ends for topic in found if (ends := queues.emptied(topic))}, until
 
     async def exchange_ha_info(self, peer: Peer, request: Request[HaInfoHeader], body: bytes) -> bytes:
         """EXCHANGE_BROKER_HA_INFO (906): a master tells its addresses and offsets, or a slave asks for them."""
