@@ -158,8 +158,9 @@ def test_a_topic_that_is_deleted_comes_back_by_no_registration_that_is_under_way
 
 
 @pytest.mark.shows("a topic that any user deletes is gone from the NameServers, also if one could not be told at once")
+@pytest.mark.parametrize("failing", ["forget_topic", "register"])
 def test_a_nameserver_that_was_not_told_of_a_deletion_is_told_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     async def main() -> None:
         async with (
@@ -170,14 +171,14 @@ def test_a_nameserver_that_was_not_told_of_a_deletion_is_told_later(
         ):
             for topic in ("one", "two"):
                 await create(peer, topic, 1)
-            asked = list[str]()
+            asked = list[object]()
 
-            def fails(topic: str, connection: object) -> None:
-                asked.append(topic)
+            def fails(of: object, *others: object) -> None:
+                asked.append(of)
                 raise OSError("no such disk")
 
             with monkeypatch.context() as patched:
-                patched.setattr(names.registry, "forget_topic", fails)
+                patched.setattr(names.registry, failing, fails)
                 for topic in ("one", "two"):
                     header = TopicHeader(topic=topic)
                     (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)).raise_for_code("delete")

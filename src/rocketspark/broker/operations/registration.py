@@ -220,6 +220,9 @@ class Registration:
             await asyncio.wait(waited, timeout=SETTLE_S)
 
     async def _tell(self, namesrv: str, topics: list[str]) -> None:
+        # First of all: a NameServer that cannot be reached is told later.
+        deleted = (topic for topic in topics if self._topics.get(topic) is None)
+        self._to_forget.setdefault(namesrv, {}).update(dict.fromkeys(deleted))
         try:
             if len(topics) > SMALL_ROWS:
                 await self._register_parts(namesrv, topics, self._topics_in_request())
@@ -228,8 +231,6 @@ class Registration:
                 known = [config for topic in topics if (config := self._topics.get(topic)) is not None]
                 body = bodies.encode(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics.wrapper(known)))
                 await self._register(namesrv, body, zlib.crc32(body))
-            deleted = (topic for topic in topics if self._topics.get(topic) is None)
-            self._to_forget.setdefault(namesrv, {}).update(dict.fromkeys(deleted))
             await self._tell_of_deleted(namesrv)
         except RocketSparkError as e:
             log.warning("NameServer %s was not told of a changed topic: %s; it will be", namesrv, e)
