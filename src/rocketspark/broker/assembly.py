@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rocketspark.access.tables import AccessTables
+from rocketspark.broker import topic_names
 from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.consumers.assignments import FILE_NAME as REQUEST_MODES
 from rocketspark.broker.consumers.assignments import RequestModes
@@ -97,7 +98,12 @@ def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> No
     def end(topic: str, queue_id: int) -> int:
         return store.stored_range(topic, queue_id)[1]
 
-    tables.offsets.keep_within(end, lambda topic: topic in queues or topics.get(topic) is not None)
+    def has_topic(topic: str) -> bool:
+        # Every light queue has settings, whether it is there or not.
+        is_light = topic.startswith(topic_names.LIGHT_PREFIX)
+        return topic in queues or (not is_light and topics.get(topic) is not None)
+
+    tables.offsets.keep_within(end, has_topic)
     ordered.keep_within(end, store.store_time_at)
 
 

@@ -33,6 +33,11 @@ def is_lite(queue: str) -> bool:
     return queue.startswith(NAME_PREFIX)
 
 
+def parent_of(queue: str) -> str:
+    """Return the topic of a queue with the prefix of lite topics; any other name as it is."""
+    return queue.removeprefix(NAME_PREFIX).partition(SEPARATOR)[0] if is_lite(queue) else queue
+
+
 def of_queue(queue: str) -> LiteTopic | None:
     """Return the lite topic of a light queue; None for any other name (rule: LiteUtil, 5.5.0: two parts, no more)."""
     if not is_lite(queue):

@@ -1,4 +1,5 @@
-"""The deleted topics, each with the log's end at its deletion. Rule: no replay of the log brings older records back.
+"""The deleted topics, each with the log's end at its deletion. Rule: no replay of the log brings older records back,
+and a deletion that a kill broke off is ended by the next start.
 
 RocketMQ has no such file and passes it over: there a rebuild of the queues brings deleted topics back.
 """
@@ -6,7 +7,7 @@ RocketMQ has no such file and passes it over: there a rebuild of the queues brin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rocketspark.store.files import config_files
@@ -26,13 +27,14 @@ def topics_of(table: dict[str, Any]) -> dict[str, Any]:
 
 class DeletedTopics:
     """The file config/deletedTopics.json. `positions`: by topic, the physical offset before which its records are in no
-    queue.
+    queue; `under_way`: the same of topics whose deletion has begun and not ended.
     """
 
     def __init__(self, root: str, files: OsFiles) -> None:
         self._path = f"{root}/config/deletedTopics.json"
         self._files = files
         self.positions: dict[bytes, int] = {}
+        self.under_way: dict[str, int] = {}
 
     def read(self, log_end: int) -> None:
         """Read the file. Entries beyond the log's end belong to another log and are dropped.
@@ -43,13 +45,26 @@ class DeletedTopics:
         try:
             table = config_files.unsealed(config_files.read(self._path) or "{}")
             found = {topic.encode(): int(at) for topic, at in topics_of(table).items()}
+            is_newer = "version" in table
+            begun = {topic: int(at) for topic, at in table.get("underWay", {}).items()} if is_newer else {}
         except (ValueError, TypeError, AttributeError):
             # Not worth refusing to start: at worst a rebuild brings a deleted topic back.
             _log.warning("%s is damaged: messages of deleted topics may come back once queues are lost", self._path)
-            found = {}
+            found, begun = {}, {}
+        self.under_way = {topic: at for topic, at in begun.items() if at <= log_end}
         self.positions = {topic: at for topic, at in found.items() if at <= log_end}
         if self.positions != found:
             self._write()
+
+    def begin(self, topics: Iterable[str], position: int) -> None:
+        """Note that topics are about to be deleted. `position`: the log's end. Raises StoreFull, StoreUnwritable."""
+        self.under_way.update(dict.fromkeys(topics, position))
+        self._write()
+
+    def end(self, topics: Iterable[str]) -> None:
+        """Let deletions count as ended once the file is written again: what is left of such a topic is none of it."""
+        for topic in topics:
+            self.under_way.pop(topic, None)
 
     def add(self, topic: str, position: int, min_position: int) -> None:
         """Note that a topic was deleted when the log ended at `position`; forget deletions that lie before
@@ -64,18 +79,33 @@ class DeletedTopics:
         # In place: who replays the log holds the table.
         for name in [name for name, at in self.positions.items() if at <= min_position]:
             del self.positions[name]
+        self.under_way = {name: at for name, at in self.under_way.items() if at > min_position}
         self.positions.update((topic.encode(), at) for topic, at in topics.items())
         self._write()
+
+    def add_light(self, names: Collection[str], position: int, min_position: int) -> None:
+        """Note the deletion of light queues, as `add_all` does; nothing is written for those of a topic's deletion, as
+        that one is noted.
+        """
+        positions = dict.fromkeys(names, position)
+        if positions.keys() <= self.under_way.keys():
+            self.positions.update((name.encode(), position) for name in names)
+        else:
+            self.add_all(positions, min_position)
 
     def cut(self, log_end: int) -> None:
         """Move deletions that lie beyond `log_end` to it, as the log was cut there. Raises StoreFull,
         StoreUnwritable.
         """
-        if any(at > log_end for at in self.positions.values()):
+        if any(at > log_end for table in (self.positions, self.under_way) for at in table.values()):
             for topic, at in self.positions.items():
                 self.positions[topic] = min(at, log_end)
+            self.under_way = {topic: min(at, log_end) for topic, at in self.under_way.items()}
             self._write()
 
     def _write(self) -> None:
-        table = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
-        config_files.write(self._path, config_files.sealed({"version": VERSION, "topics": table}), self._files)
+        topics = {name.decode("utf-8", "replace"): at for name, at in sorted(self.positions.items())}
+        table: dict[str, object] = {"version": VERSION, "topics": topics}
+        if self.under_way:
+            table["underWay"] = dict(self.under_way)
+        config_files.write(self._path, config_files.sealed(table), self._files)

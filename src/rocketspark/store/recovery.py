@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreFull
-from rocketspark.protocol import light_queues
+from rocketspark.model.text import shown
+from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record import Record, decode
 from rocketspark.protocol.message.record_layout import RECORD_BYTES_MIN
@@ -29,9 +30,11 @@ from rocketspark.store.consume_queue_repair import records_between
 from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 from rocketspark.store.consumequeue.consume_queue import SHARED, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.files.checkpoint import Checkpoint
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 
+_log = logging.getLogger("rocketspark.store")
 # Bytes of the log before the checkpoint that are read again, to notice a tail that was cut or garbled.
 VERIFY_BYTES = 4 << 20
 VERIFY_QUEUES_MAX = 1000
@@ -108,20 +111,21 @@ def recover(
     queues: ConsumeQueueStore,
     index: IndexService | None,
     at: Checkpoint,
-    deleted: Mapping[bytes, int],
+    deletions: DeletedTopics,
     *,
     crashed: bool,
 ) -> Recovered:
     """Make log, queues and index agree.
 
-    `deleted`: of topics, the physical offset before which their records are in no queue; `crashed`: the last run did
-    not end by `close`.
+    `deletions`: those that the last run began are ended; `crashed`: the last run did not end by `close`.
 
     Raises StoreFull or StoreUnwritable if files cannot be repaired.
     """
     oldest = log.min_position
     queues.min_position = queues.expired_position = oldest
     log.set_end(log.mapped_files.end())  # So that records can be looked at; the scan finds the end.
+    _note_left(queues, deletions, oldest)
+    deleted: Mapping[bytes, int] = deletions.positions
     queues.finish_deletions({topic.decode(): position for topic, position in deleted.items()})
     deleted_elsewhere = tuple(queues.forget_deleted())
     if deleted_elsewhere:
@@ -143,6 +147,20 @@ def recover(
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
     log.damaged = found.skipped
     return found._replace(missing=tuple(log.mapped_files.missing), deleted_elsewhere=deleted_elsewhere)
+
+
+def _note_left(queues: ConsumeQueueStore, deletions: DeletedTopics, oldest: int) -> None:
+    """Note what deletions that the last run began have left, so that it goes and no replay brings it back."""
+    begun = list(deletions.under_way)
+    left = queues.left_of(deletions.under_way, deletions.positions)
+    try:
+        if left:
+            deletions.add_all(left, oldest)
+            topics = sorted(set(map(lite_topics.parent_of, left)))
+            _log.warning("the deletion of %s had been broken off: it is ended now", ", ".join(map(shown, topics)))
+        deletions.end(begun)
+    except StoreFull:
+        pass  # For this run it counts all the same; the next start does it once more.
 
 
 def _replay_start(log: CommitLog, queues: ConsumeQueueStore, index: IndexService | None, at: Checkpoint) -> int:
@@ -482,8 +500,6 @@ def _put_unit(queue: ConsumeQueue, found: Record, request: DispatchRequest) -> N
     code = queue.unit_code(request.tags_code, found.store_time_ms)
     queue.put(found.position, found.size, code, found.store_time_ms, request.message_count)
 
-
-_log = logging.getLogger("rocketspark.store")
 
 # Of so much of the log keys are put again at once, some 0.2 s.
 REINDEX_BYTES_MAX = 32 << 20

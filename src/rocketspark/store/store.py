@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rocketspark import machine
 from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
+from rocketspark.protocol import lite_topics
 from rocketspark.protocol.message import record
 from rocketspark.store import expired_files, recovery
 from rocketspark.store.commitlog.append_message import MessageAppender
@@ -157,7 +158,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             found = checkpoint.read(f"{s.root}/checkpoint")
             self._deletions.read(self.log.mapped_files.end())
             self.recovered = recovery.recover(
-                self.log, self.consume_queues, self.index_service, found, self._deletions.positions, crashed=crashed
+                self.log, self.consume_queues, self.index_service, found, self._deletions, crashed=crashed
             )
             if self.recovered.cut:
                 self.fell_short(self.recovered.promised, self.recovered.end)
@@ -543,6 +544,24 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """
         return self._deletions.positions.get(topic.encode())
 
+    def begin_deletion(self, topics: Collection[str]) -> list[str]:
+        """Note that topics are about to be deleted, with their lite topics, and return the names of all.
+
+        If a kill comes before `end_deletion`, once they have no settings any more, the next start removes what is left
+        of them. Raises StoreFull, StoreUnwritable.
+        """
+        names = list(topics)
+        if self.consume_queues.light_count:
+            names += [
+                name for name in self.queues() if lite_topics.is_lite(name) and lite_topics.parent_of(name) in topics
+            ]
+        self._deletions.begin(names, self.flush_log())
+        return names
+
+    def end_deletion(self, names: Collection[str]) -> None:
+        """Note that nothing is left to be deleted of what `begin_deletion` returned."""
+        self._deletions.end(names)
+
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's consume queues. Its records stay in the log until the log's files are removed.
 
@@ -559,7 +578,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
         Raises StoreFull, StoreUnwritable.
         """
-        self._deletions.add_all(dict.fromkeys(names, self.flush_log()), self.min_position)
+        self._deletions.add_light(names, self.flush_log(), self.min_position)
         self.consume_queues.delete_topics(names)
 
     def remove_deleted(self) -> None:

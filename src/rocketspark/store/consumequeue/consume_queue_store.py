@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
+from rocketspark.protocol import lite_topics
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED, UNIT_BYTES, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
@@ -376,6 +377,28 @@ class ConsumeQueueStore:
             # Its new queues are of the kind that the topic has by now.
             self.set_kind(topic.encode(), is_batch=is_batch)
         return found
+
+    def left_of(self, under_way: Mapping[str, int], deleted: Mapping[bytes, int]) -> dict[str, int]:
+        """Return the topics and lite topics that a deletion which was broken off has left, each with the physical
+        offset before which its messages lie.
+
+        `under_way`: where the log ended as their deletion began; `deleted`: what `finish_deletions` gets. A topic that
+        still has settings is none, nor its lite topics if its own queues were not reached; nor is what got messages
+        since.
+        """
+        told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
+        found: dict[str, int] = {}
+        for name, position in under_way.items():
+            topic = lite_topics.parent_of(name)
+            is_gone = topic not in told or (topic != name and deleted.get(topic.encode(), 0) >= position)
+            if is_gone and self._ends_before(name, position):
+                found[name] = position
+        return found
+
+    def _ends_before(self, topic: str, position: int) -> bool:
+        queues = [self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ()))]
+        newest = [queue.unit(queue.next - 1)[0] for queue in queues if queue is not None and queue.min < queue.next]
+        return None not in queues and max(newest, default=-1) < position
 
     def _begins_before(self, topic: str, position: int) -> bool:
         queues = (self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ())))

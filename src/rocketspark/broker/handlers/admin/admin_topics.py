@@ -146,9 +146,10 @@ class TopicHandler:
             topic_names.check_topic(topic)
         if topic_names.is_system_topic(topic):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
-        self._topics.statics.delete(topic)
         # Its messages that were to come again go with it (rule: AdminBrokerProcessor, 5.5.0).
         gone = [*self._pops.retry_topics_of(topic), topic]
+        noted = self._store.begin_deletion(gone)
+        self._topics.statics.delete(topic)
         for name in gone:
             self._topics.delete(name)
         await self._topics.unsaved.saved()
@@ -161,6 +162,7 @@ class TopicHandler:
                 self._traffic.forget_topic(name)
         for _ in self._lite.delete_parent_steps(topic) if topic not in self._topics.table else ():
             await self._long_scans.next()
+        self._store.end_deletion(noted)
         self._pops.ordered.save()
         await self._offsets.saved()
         await self._settled()
