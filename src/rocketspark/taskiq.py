@@ -1,7 +1,7 @@
 """A taskiq broker on RocketMQ (extra `taskiq`): `from rocketspark.taskiq import RocketBroker`.
 
-Rule: a task that a worker holds is renewed, however long it runs, until it is acknowledged; once the worker has ended
-others get it.
+Rule: a task that a worker holds is renewed, however long it runs; once the worker has ended, or the task has without
+an acknowledgement, others get it.
 """
 
 from __future__ import annotations
@@ -132,14 +132,18 @@ class RocketBroker(AsyncBroker):
                 try:
                     messages = await consumer.receive(self._prefetch)
                 except RocketSparkError as e:
+                    if consumer not in self._consumers:
+                        return  # It was shut down.
                     trouble_log.warning("topic %s: no tasks are received, tried again: %s", self.topic, e)
                     await asyncio.sleep(TROUBLE_S)
                     continue
                 waiting += [_Held(self, consumer, message) for message in messages]
                 while waiting:
                     held = waiting.pop(0)
+                    if held not in self._held:
+                        continue  # It waited here until others got it.
                     if (reason := self._reason_against(held.message)) is None:
-                        yield AckableMessage(data=held.message.body, ack=held.ack)
+                        yield _Delivery(data=held.message.body, ack=held.ack)
                     else:
                         trouble_log.warning("task %s becomes a dead letter: %s", " ".join(held.message.keys), reason)
                         self._leaving.begin(held.let_go(consumer.dead_letter))
@@ -188,11 +192,13 @@ class RocketBroker(AsyncBroker):
     def _reason_against(self, message: ReceivedMessage) -> str | None:
         """Return why no worker can do a task, None if one can."""
         try:
-            name = self.formatter.loads(message=message.body).task_name
+            task = self.formatter.loads(message=message.body)
+            # taskiq drops a task whose labels it cannot read.
+            task.parse_labels()
         except Exception as e:
             return f"its body is no task ({type(e).__name__})"
-        if self.find_task(name) is None:
-            return f"no task {name!r} is known here, import its module in the worker"
+        if self.find_task(task.task_name) is None:
+            return f"no task {task.task_name!r} is known here, import its module in the worker"
         if 0 < self._max_deliveries <= message.reconsume_times:
             return f"it was delivered {message.reconsume_times} times and never acknowledged"
         return None
@@ -206,6 +212,7 @@ class _Held:
 
     def __init__(self, broker: RocketBroker, consumer: AsyncSimpleConsumer, message: ReceivedMessage) -> None:
         self.consumer, self.message = consumer, message
+        self.has_ended = False
         self._broker = broker
         # One request at a time: each renewal brings the handle that the next request needs.
         self._one = asyncio.Lock()
@@ -217,6 +224,8 @@ class _Held:
         pause_s = visible_s / 2
         while True:
             await asyncio.sleep(pause_s)
+            if self.has_ended:
+                break
             async with self._one:
                 try:
                     await self.consumer.change_invisible_time(self.message, visible_s * 1000)
@@ -228,6 +237,15 @@ class _Held:
                 except RocketSparkError as e:
                     pause_s = visible_s / 16
                     trouble_log.warning("task %s is not renewed, tried again: %s", " ".join(self.message.keys), e)
+        keys = " ".join(self.message.keys)
+        trouble_log.warning("task %s has ended without an acknowledgement, and is delivered again", keys)
+        # It may still be acknowledged until its time is over.
+        await asyncio.sleep(visible_s / 2)
+        self._broker._held.discard(self)
+
+    def noted_end(self, task: asyncio.Task[Any]) -> None:
+        """Note that what taskiq ran for this is over: it does not acknowledge where a middleware raises."""
+        self.has_ended = True
 
     async def _end(self, call: Callable[[ReceivedMessage], Awaitable[None]]) -> None:
         async with self._one:
@@ -239,25 +257,25 @@ class _Held:
 
     async def ack(self) -> None:
         """Acknowledge it; a broker that does not answer is asked again in the background."""
+        if not await self._was_taken(self._end(self.consumer.ack)):
+            self._broker._leaving.begin(self._ack_again())
+
+    async def _ack_again(self) -> None:
+        while True:
+            await asyncio.sleep(TROUBLE_S)
+            if await self._was_taken(self.consumer.ack(self.message)):
+                return
+
+    async def _was_taken(self, call: Awaitable[None]) -> bool:
+        """Await an acknowledgement. Returns False if it is to be tried again."""
         try:
-            await self._end(self.consumer.ack)
+            await call
         except ReceiptExpired as e:
             trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
         except RocketSparkError as e:
             trouble_log.warning("an acknowledgement is not taken, tried again: %s", e)
-            self._broker._leaving.begin(self._ack_later())
-
-    async def _ack_later(self) -> None:
-        while True:
-            await asyncio.sleep(TROUBLE_S)
-            try:
-                await self.consumer.ack(self.message)
-                return
-            except ReceiptExpired as e:
-                trouble_log.warning("a task was acknowledged too late, and is done again: %s", e)
-                return
-            except RocketSparkError as e:
-                trouble_log.warning("an acknowledgement is not taken, tried again: %s", e)
+            return False
+        return True
 
     async def let_go(self, call: Callable[[ReceivedMessage], Awaitable[None]]) -> None:
         """Make an end of it by `call`; if that fails others get it once its time is over."""
@@ -266,6 +284,16 @@ class _Held:
         except RocketSparkError as e:
             keys = " ".join(self.message.keys)
             trouble_log.warning("task %s is delivered again when its time is over: %s", keys, e)
+
+
+class _Delivery(AckableMessage):
+    """A task as taskiq gets it. It is held for as long as what asked how to acknowledge it runs."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "ack" and (runs := asyncio.current_task()) is not None:
+            runs.add_done_callback(value.__self__.noted_end)
+        return value
 
 
 def _delay_ms(label: Any) -> int:

@@ -12,12 +12,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from taskiq import TaskiqMessage, TaskiqMiddleware
 from taskiq.brokers.inmemory_broker import InmemoryResultBackend
 from taskiq.exceptions import SendTaskError
 from tests.clients.taskiq_worker import worker
+from tests.java.mqadmin import until
 from tests.support.patience import LIMIT_S
 
 from rocketspark import AsyncProducer, MessageQueue
+from rocketspark.admin import Admin
 from rocketspark.errors import NotSent, RocketSparkError, ServerError, UsageError
 from rocketspark.taskiq import RocketBroker
 from rocketspark.testing import run_cluster
@@ -122,6 +125,52 @@ def test_a_broker_that_restarts_costs_no_task(tmp_path: Path) -> None:
         assert set(done) == set(range(100))
         # Those in hand as the broker died.
         assert len(done) <= 100 + 4 + 8
+
+
+class Refuses(TaskiqMiddleware):
+    """Raises before a task begins: taskiq then tells its broker nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        self.count += 1
+        raise ValueError("not this one")
+
+
+@pytest.mark.shows(
+    "taskiq: a task that nothing acknowledges is delivered again, then a dead letter; so is one of no use"
+)
+def test_what_nothing_can_acknowledge_any_more_is_delivered_again(caplog: pytest.LogCaptureFixture) -> None:
+    refuses = Refuses()
+
+    async def run(namesrv: str) -> None:
+        broker = RocketBroker(namesrv, visibility_timeout=1, max_deliveries=2).with_middlewares(refuses)
+
+        @broker.task(task_name="work")
+        async def work() -> None: ...
+
+        await broker.startup()
+        await work.kiq()
+        # taskiq itself would drop it.
+        message = TaskiqMessage(
+            task_id="unreadable", task_name="work", labels={"n": "x"}, labels_types={"n": 2}, args=[], kwargs={}
+        )
+        await broker.kick(broker.formatter.dumps(message))
+        with Admin(namesrv) as admin:
+            async with worker(broker):
+                await asyncio.to_thread(until, lambda: "%DLQ%taskiq-taskiq" in admin.list_topics())
+                await asyncio.to_thread(until, lambda: admin.show_topic("%DLQ%taskiq-taskiq").message_count == 2)
+                await broker.shutdown()
+
+    with run_cluster() as cluster:
+        asyncio.run(asyncio.wait_for(run(cluster.namesrv), LIMIT_S))
+    assert refuses.count == 2
+    assert "task unreadable becomes a dead letter: its body is no task (ValueError)" in caplog.text
+    # A listener whose broker is shut down ends.
+    assert "no tasks are received" not in caplog.text
+    assert caplog.text.count("has ended without an acknowledgement, and is delivered again") == 2
 
 
 @pytest.mark.shows("taskiq: two workers, one of which is killed, do every task")
