@@ -26,6 +26,7 @@ from rocketspark.protocol.message.record_layout import (
     Buffer,
 )
 from rocketspark.store.commitlog.commit_log import CommitLog, plausible
+from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore, offset_behind
 from rocketspark.store.deleted_topics import DeletedTopics
@@ -56,6 +57,7 @@ class ReplicaReceiver:
 
     log: CommitLog
     consume_queues: ConsumeQueueStore
+    compaction: CompactionStore
     index_service: IndexService | None
     _deletions: DeletedTopics
     _pending: list[Pending] | None
@@ -444,6 +446,8 @@ class ReplicaReceiver:
         if not new:
             return
         self._deletions.add_all(new, low)
+        for topic in new:
+            self.compaction.delete(topic)
         for topic in self.consume_queues.finish_deletions(new):
             if new[topic] < self.log.written:
                 self._dispatch_again(topic.encode(), new[topic])

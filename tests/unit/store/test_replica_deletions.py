@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.store.conftest import HOST, small_settings
+from tests.unit.store.conftest import HOST, send, small_settings
+from tests.unit.store.test_compaction import TOPIC, copy, found
+from tests.unit.store.test_compaction import opened as compacted
 from tests.unit.store.test_replica import BORN, NOW_MS, log_of, stream, units_of
 
 from rocketspark.protocol.message import sysflags
@@ -178,3 +180,24 @@ def test_a_slave_has_what_came_before_a_topic_was_made_anew_with_batch_queues(ma
     stream(master, slave, rng, 1 << 30)
     slave.take_kind("A", is_batch=True)
     assert units_of(slave) == units_of(master)
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_copy_s_compaction_log_is_of_the_topic_made_anew(tmp_path: Path, hears: bool) -> None:
+    """It got the new messages before it heard of the deletion, or, of a master that notes none, hears nothing of it."""
+    rng = random.Random(1)
+    master, slave = compacted(tmp_path / "m"), compacted(tmp_path / "s")
+    slave.become_replica()
+    for life, count in (("old", 10), ("new", 12)):
+        for number in range(count):
+            body = f"{life}{number}".encode()
+            send(master, TOPIC, 0, body, keys=f"{life}-{number}", now_ms=NOW_MS + number + (life == "new"))
+        stream(master, slave, rng, 1 << 30)
+        if life == "new" and hears:
+            taken(master, slave)
+        copy(slave)
+        if life == "old":
+            master.delete_topic(TOPIC)
+    assert found(slave) == [(number, b"new%d" % number) for number in range(12)]
+    master.close()
+    slave.close()

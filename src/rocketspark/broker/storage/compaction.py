@@ -144,21 +144,20 @@ class Compaction:
         return True
 
     async def copied(self) -> int | None:
-        """Copy all and put it on the disk; return the position of the log before which everything is: a queue whose
-        log cannot be written holds what it needs, and no more. None without any topic with compaction.
+        """Copy all and put it on the disk, unless a compaction runs; return the position of the log before which
+        everything is: a queue whose log cannot be written holds what it needs, and no more. None without any topic with
+        compaction.
         """
         self._look()
         store = self._store
         if not self._names:
             return None
-        if self._compacting is not None:
-            return store.min_position
         lowest = store.written_position
         acts: list[Callable[[], Awaitable[None]]] = [
             self.copy,
             partial(self._thread.run, store.compaction.flush),
         ]
-        for act in acts:
+        for act in acts if self._compacting is None else ():
             try:
                 await act()
             except StoreError as e:

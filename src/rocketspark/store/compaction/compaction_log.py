@@ -129,6 +129,15 @@ class CompactionLog:
         return self.next
 
     @property
+    def newest(self) -> memoryview | None:
+        """The newest message; None without any, or if it is damaged."""
+        for segment in reversed(self.segments):
+            if segment.count:
+                unit = segment.unit(segment.count - 1)
+                return segment.record(unit) if segment.has(unit) else None
+        return None
+
+    @property
     def on_disk_until(self) -> int:
         """The offset before which all that was copied is on the disk."""
         return next((at for segment in self.segments if (at := segment.unflushed) is not None), self.next)

@@ -118,6 +118,14 @@ class CompactionStore:
         for key in [key for key in self.logs if key[0] == topic]:
             self.logs.pop(key).end()
 
+    def begin_anew(self, topic: str, queue_id: int) -> None:
+        """Remove the log of a queue: it is of an earlier topic of the name. Raises StoreFull, StoreUnwritable."""
+        _log.warning("the compaction log of queue %d of %s is of an earlier topic: it begins anew", queue_id, topic)
+        self.logs.pop((topic, queue_id)).end()
+        self._done.pop(f"{topic}_{queue_id}", None)
+        self._remove(f"{topic}/{queue_id}")
+        self._write_positions()
+
     def of(self, topic: str, queue_id: int) -> CompactionLog | None:
         """Return the log of a queue, if it has one."""
         return self.logs.get((topic, queue_id))
@@ -168,14 +176,17 @@ class CompactionStore:
         self.unfollow(topic)
         for name in [name for name in self._done if name.rpartition("_")[0] == topic]:
             del self._done[name]
+        self._remove(topic)
+        if os.path.exists(self._positions_path):
+            self._write_positions()
+
+    def _remove(self, place: str) -> None:
         # Units first: a kill in between leaves records that nothing tells of, whose topic is removed at the next start.
         for kind in ("compactionCq", "compactionLog"):
-            folder = f"{self._root}/{kind}/{topic}"
+            folder = f"{self._root}/{kind}/{place}"
             try:
                 if os.path.isdir(folder):
                     self._files.remove_tree(folder)
-                    self._files.sync_directory(f"{self._root}/{kind}")
+                    self._files.sync_directory(os.path.dirname(folder))
             except OSError as e:
                 raise failure(e, "remove", folder) from e
-        if os.path.exists(self._positions_path):
-            self._write_positions()

@@ -13,6 +13,7 @@ from rocketspark.store.get_message import GetStatus
 if TYPE_CHECKING:
     from rocketspark.store.store import Store
 
+_QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 # In one call: some ms.
 _COPIED_COUNT, _COPIED_BYTES = 256, 1 << 20
 
@@ -47,11 +48,28 @@ class CompactionCopies:
         if queue is None:
             return False
         log = self._store.compaction.follow(topic, queue_id, queue)
+        if not self._is_of(log, queue):
+            # A copy may hear of a deletion after it got messages of the topic made anew.
+            self._store.compaction.begin_anew(topic, queue_id)
+            log = self._store.compaction.follow(topic, queue_id, queue)
         log.next = max(log.next, queue.min)
         found = self._store.read(topic, queue_id, log.next, _COPIED_COUNT, _COPIED_BYTES)
         if found.status is not GetStatus.FOUND and found.status is not GetStatus.REMOVED:
             return False
         return log.append([each for run in found.records for each in record_layout.split(run)], found.next_offset)
+
+    def _is_of(self, log: CompactionLog, queue: ConsumeQueue) -> bool:
+        """Tell whether the newest message that a log has may be the one that its queue has there."""
+        newest = log.newest
+        offset = -1 if newest is None else _QUEUE_OFFSET(newest)[0]
+        if newest is None or not queue.min <= offset < queue.next:
+            return True
+        stored = self._store.log.record_at(queue.unit(offset)[0])
+        if stored is None or _QUEUE_OFFSET(stored)[0] != offset:
+            return True
+        # Either alone may be damage.
+        is_of_its_time = record_layout.store_time_of(stored) == record_layout.store_time_of(newest)
+        return is_of_its_time or record_layout.properties_of(stored) == record_layout.properties_of(newest)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         found = self._store.consume_queues.find(topic, queue_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,30 @@ def test_what_a_replica_lacks_takes_no_others_place(tmp_path: Path) -> None:
         await compaction.compact()
         assert 2 not in [offset for offset, _ in found(ours)]
         assert 30 in [offset for offset, _ in found(ours)]
+
+    asyncio.run(go())
+    ours.close()
+
+
+def test_while_a_compaction_runs_only_what_is_not_copied_holds_log_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = opened(tmp_path)
+    send(ours, TOPIC, 0, b"1", keys="k")
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: None)
+    end = threading.Event()
+    monkeypatch.setattr(ours.compaction, "compact_all", lambda until: iter([(TOPIC, 0)] * (not end.wait(60))))
+
+    async def go() -> None:
+        before = await compaction.copied()
+        assert before == ours.written_position
+        running = asyncio.create_task(compaction.compact())
+        await asyncio.sleep(0)
+        send(ours, TOPIC, 0, b"2", keys="k")
+        assert await compaction.copied() == before
+        end.set()
+        await running
+        assert await compaction.copied() == ours.written_position
 
     asyncio.run(go())
     ours.close()
