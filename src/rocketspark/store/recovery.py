@@ -145,6 +145,7 @@ def recover(
     except _QueueHole:
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
+        queues.begin_noted(found.end)
     log.damaged = found.skipped
     return found._replace(missing=tuple(log.mapped_files.missing), deleted_elsewhere=deleted_elsewhere)
 

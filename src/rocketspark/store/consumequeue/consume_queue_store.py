@@ -357,6 +357,14 @@ class ConsumeQueueStore:
                 queue.fill_to(offset)
                 queue.min = queue.counted = offset
 
+    def begin_noted(self, log_end: int) -> None:
+        """Have lost queues, of which the log has no message, begin where they ended when that was noted. Raises
+        StoreFull, StoreUnwritable.
+        """
+        for (topic, queue_id), noted in list(self.inventory.ends.items()):
+            if noted.next and noted.position <= log_end and not topic.startswith(_SHARED):
+                self.begin(topic, {queue_id: noted.next})
+
     def finish_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """Remove the queues of topics that still have a message from before the topic's deletion, which a kill
         interrupted; returns the topics.

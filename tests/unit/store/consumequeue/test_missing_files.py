@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,26 @@ def test_no_message_is_missed(make_store: Any, send: Any, which: int, expires: b
     last = make_store()
     assert not last.recovered.remade
     assert read_all(last) == list(range(oldest, 231))
+
+
+@pytest.mark.shows("mended: a queue all of whose messages are removed begins at 0 again once its files are lost")
+@pytest.mark.parametrize(("count", "lost"), [(230, "consumequeue"), (230, "consumequeue/t"), (250, "consumequeue/t")])
+def test_a_lost_queue_without_messages_goes_on_at_its_offset(make_store: Any, send: Any, count: int, lost: str) -> None:
+    store = make_store()
+    for n in range(count):
+        send(store, "t", 0, b"x", now_ms=n)
+    for _ in range(450):
+        send(store, "busy", 0, bytes(12_000), now_ms=count)
+    store.flush_log()
+    while store.queue_range("t", 0) != (count, count):
+        assert expire(store, 1000)
+    store.close()
+    shutil.rmtree(Path(store.settings.root) / lost)
+    again = make_store()
+    assert again.recovered.remade
+    assert again.queue_range("t", 0) == (count, count)
+    again.close()
+    last = make_store()
+    assert not last.recovered.remade
+    assert send(last, "t", 0, b"new")[1] == count
+    assert last.queue_range("t", 0) == (count, count + 1)
