@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from rocketspark.admin.messages.dead_letter_rules import DEAD_FROM_TOPIC
 from rocketspark.client import AsyncProducer, PullConsumer
 from rocketspark.client.connection import client_api
 from rocketspark.client.producer.prepared_message import PackingSettings, pack
-from rocketspark.model import Message, MessageQueue, ReceivedMessage
+from rocketspark.model import Message, MessageQueue, ReceivedMessage, namespace
 from rocketspark.protocol.json import bodies
+from rocketspark.protocol.message import properties
 from rocketspark.testing import Cluster
 from rocketspark.transport.connections import dial
 from rocketspark.transport.peer import Peer
@@ -48,6 +52,20 @@ def bury(cluster: Cluster, group: str, messages: Sequence[ReceivedMessage]) -> N
             peer = await joined(address(cluster, message.broker_name), group)
             await client_api.send_back(peer, message, group, delay_level=-1)
             peer.close()
+
+    asyncio.run(run())
+
+
+def dies_of_5(cluster: Cluster, group: str, topic: str) -> None:
+    """Have a message of a topic become a dead letter of a group as a 5.x broker notes it: in its own property alone."""
+    dead = pack(Message(topic=namespace.DLQ_PREFIX + group, body=b"dead"), PackingSettings(), "D" * 32)
+    noted = properties.encode({DEAD_FROM_TOPIC: topic})
+
+    async def run() -> None:
+        async with AsyncProducer(cluster.namesrv, "burier") as producer:
+            await producer.send_packed(
+                msgspec.structs.replace(dead, properties=dead.properties + noted), None, None, None
+            )
 
     asyncio.run(run())
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.spark.pipelines.scene import bury, commit, repeat, stored
+from tests.spark.pipelines.scene import bury, commit, dies_of_5, repeat, stored
 
+from rocketspark.admin import Admin
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.pipelines import audit
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import AuditOptions
+from rocketspark.tables.read_table import read_table
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows("`audit`: counts, gaps, duplicates, lag; one place against another; exit status")
@@ -35,7 +38,8 @@ def test_a_known_scene(
     # One message came three times, to two queues; two are dead letters of billing; offsets 5 to 7 of a queue are gone.
     repeat(cluster, Message(topic=topic, body=b"again"), "TWICE", [a0, b1, b1])
     messages = stored(cluster, topic, 103)
-    bury(cluster, "billing", [m for m in messages if m.broker_name == "broker-a" and m.queue_id == 1][:2])
+    bury(cluster, "billing", [m for m in messages if m.broker_name == "broker-a" and m.queue_id == 1][:1])
+    dies_of_5(cluster, "billing", topic)
     commit(cluster, "billing", {a0: 26, a1: 25, b0: 20, b1: 27})
     commit(cluster, "stock", {a0: 26, a1: 25, b0: 25, b1: 27})
 
@@ -121,6 +125,23 @@ def test_a_time_range_and_a_group_that_never_came(
     assert [f.group for f in report.findings if f.topic == topic] == ["absent", "slow"]
     with pytest.raises(RouteNotFound, match="no topic 'not-there'"):
         audit.run(spark, cluster.namesrv, ["not-there"])
+
+
+@pytest.mark.shows("mended: `audit` and reads take a topic that may not be read for an empty one")
+def test_dead_letters_that_may_not_be_read(cluster: Cluster, topic: str, load: Load) -> None:
+    load(topic, 1, queue=queues_of(topic)[0])
+    commit(cluster, "shipping", {queues_of(topic)[0]: 1})
+    bury(cluster, "shipping", stored(cluster, topic, 1))
+    where = Connection(cluster.namesrv)
+    with Admin(cluster.namesrv) as admin:
+        admin.update_topic("%DLQ%shipping", perm=2)
+        while admin.show_topic("%DLQ%shipping").queues:
+            time.sleep(0.01)
+    with pytest.raises(ConfigError, match="topic %DLQ%shipping cannot be read, so dead letters cannot be counted"):
+        audit.ask(where, [topic], [])
+    assert audit.ask(where, [topic], [], dead_letters=False).dead_topics == {}
+    with pytest.raises(ConfigError, match="topic '%DLQ%shipping' has no queue that may be read"):
+        read_table(cluster.namesrv, "%DLQ%shipping")
 
 
 @pytest.mark.shows("mended: `audit` takes messages for missing that an option of `-o` left out")

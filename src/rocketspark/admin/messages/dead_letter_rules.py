@@ -18,6 +18,8 @@ from rocketspark.protocol.message import origins, properties
 
 # The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
 DEAD_FROM_TOPIC = "DLQ_ORIGIN_TOPIC"
+# The properties that `origin_of` looks at.
+ORIGINS = (properties.RETRY_TOPIC, DEAD_FROM_TOPIC)
 
 
 class DeadLetter(NamedTuple):

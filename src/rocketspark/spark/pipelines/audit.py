@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from rocketspark.admin.cluster_client import QueueProgress as State
+from rocketspark.admin.messages.dead_letter_rules import ORIGINS, origin_of
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
-from rocketspark.protocol.message import properties
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.spark.pipelines.parts.audit_figures import (
@@ -88,12 +88,19 @@ def run(
             " for missing; leave the option out, or choose a time with --since and --until"
         )
     progress.say("asking for queues and groups")
-    scope = ask(where, list(dict.fromkeys(topics)), list(dict.fromkeys(options.groups or ())))
+    scope = ask(
+        where,
+        list(dict.fromkeys(topics)),
+        list(dict.fromkeys(options.groups or ())),
+        dead_letters="dead" not in (options.ignore or ()),
+    )
     return _Audit(spark, where, scope, options, progress).run()
 
 
-def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> AuditScope:
-    """Ask the cluster for the offsets of the topics' queues, and where groups stand in them. Raises RouteNotFound."""
+def ask(where: Connection, topics: Sequence[str], groups: Sequence[str], *, dead_letters: bool = True) -> AuditScope:
+    """Ask the cluster for the offsets of the topics' queues, and where groups stand in them. Raises RouteNotFound;
+    ConfigError for dead letters that cannot be read, unless `dead_letters` is false: then they are left out.
+    """
     space = where.namespace
     with operations_of(where) as operations:
         # Ends before offsets: what comes and is consumed meanwhile is not audited.
@@ -114,11 +121,19 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str]) -> Audi
                 # A queue that came since is not audited.
                 queues = {_bare(space, p.queue): p for p in found if _bare(space, p.queue) in bounds}
                 standings.append(GroupStanding(topic, group, queues, waiting))
-    dead = {
-        namespace.DLQ_PREFIX + s.group: s.group
-        for s in standings
-        if namespace.DLQ_PREFIX + namespace.wrap(space, s.group) in there
-    }
+        dead: dict[str, str] = {}
+        for group in dict.fromkeys(s.group for s in standings):
+            full = namespace.DLQ_PREFIX + namespace.wrap(space, group)
+            if full not in there:
+                continue
+            if operations.show_topic(full).queues:
+                dead[namespace.DLQ_PREFIX + group] = group
+            elif dead_letters:
+                # Brokers before 5.0 make these topics without the permission to read.
+                raise ConfigError(
+                    f"topic {full} cannot be read, so dead letters cannot be counted: give it permission 6"
+                    " (mqadmin updateTopicPerm -p 6), or leave them out with --ignore dead"
+                )
     return AuditScope(bounds, standings, silent, dead)
 
 
@@ -310,14 +325,15 @@ class _Audit:
         topics = list(self._scope.dead_topics)
         if not topics:
             return {}
-        came_from = F.col("properties")[properties.RETRY_TOPIC].alias("origin")
+        came_from = [F.col("properties")[name] for name in ORIGINS]
         rows = self._read("topic string, properties map<string,string>", topics)
         found: dict[tuple[str, str], int] = {}
         space = self._where.namespace
-        for r in rows.groupBy("topic", came_from).count().collect():
-            group = self._scope.dead_topics[namespace.unwrap(space, r.topic)]
-            key = (group, namespace.unwrap(space, r.origin or ""))
-            found[key] = found.get(key, 0) + r[2]
+        for topic, *origins, count in rows.groupBy("topic", *came_from).count().collect():
+            group = self._scope.dead_topics[namespace.unwrap(space, topic)]
+            origin = origin_of({name: value for name, value in zip(ORIGINS, origins, strict=True) if value})
+            key = (group, namespace.unwrap(space, origin))
+            found[key] = found.get(key, 0) + count
         return found
 
     def _group(

@@ -488,6 +488,11 @@ class _Job:
                 operations.create_topic(namespace.wrap(self._where.namespace, to), queue_count=count)
             self._progress.say(f"created topic {to} with {count} queues on each broker")
             there = sorted(self._tail())
+        if not there:
+            raise ConfigError(
+                f"topic {to} has no queue that may be read, so that what a kill leaves there could not be seen: give it"
+                f" permission to be read (rocketspark topic update {to} --perm both)"
+            )
         found = {**map_queues({*queues, *known}, there), **known}
         if gone := sorted({found[queue] for queue in queues} - set(there)):
             raise ConfigError(

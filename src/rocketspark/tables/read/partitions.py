@@ -95,6 +95,12 @@ def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
             log.warning("option topicPattern: no topic matches %r now", options.topic_pattern)
         return cluster.queues(topics)
     queues = cluster.queues(options.topics)
+    if options.store is None and (closed := set(options.topics) - {queue.topic for queue in queues}):
+        name = min(closed)
+        raise ConfigError(
+            f"topic {name!r} has no queue that may be read: it would seem to be empty; give it permission to be read"
+            f" (rocketspark topic update {name} --perm both)"
+        )
     if options.assigned is None:
         return queues
     check_all_there(queues, options.assigned)
