@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.conftest import Place
+from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
 from tests.spark.test_batch_read import error_of
 from tests.unit.store.tiered.test_java_tier import VECTOR
+from tests.unit.tables.test_tier_in_objects import copy
 
 from rocketspark.client import Producer
 from rocketspark.model import Message
+from rocketspark.store.readonly.file_places import ObjectStore
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -163,16 +166,22 @@ def test_a_backup_is_read_without_its_broker(spark: SparkSession, tmp_path: Path
     assert {r.broker for r in named.collect()} == {"broker-a"}
 
 
-@pytest.mark.shows("second tier: Spark reads a broker's folder in it")
+@pytest.mark.shows("second tier: Spark reads a broker's folder in it, and one in an object store")
 def test_a_second_tier_is_read_without_its_broker(spark: SparkSession, tmp_path: Path) -> None:
     with tarfile.open(VECTOR) as archive:
         archive.extractall(tmp_path, filter="data")
     folder = f"{tmp_path}/running/tier/212d6b50_DefaultCluster/broker-a"
-    frame = spark.read.format("rocketmq").option("store", folder).option("topic", "base")
-    rows = frame.schema("body binary, broker string, queueId int, queueOffset bigint").load().collect()
-    bodies = {(r.queueId, r.queueOffset): bytes(r.body) for r in rows}
-    assert bodies == {(n % 2, n // 2): b"%d" % n * 50 for n in range(120)}
-    assert {r.broker for r in rows} == {"broker-a"}
+    with s3_store("bucket") as server:
+        place = ObjectStore(f"http://127.0.0.1:{server.port}", ACCESS_KEY, SECRET_KEY)
+        copy(Path(folder), place, "s3://bucket/tier/cluster/broker-b")
+        (tmp_path / "secret").write_text(SECRET_KEY)
+        stores = {"store": f"{folder},s3a://bucket/tier/cluster/broker-b", "topic": "base"}
+        keys = {"objectStoreAccessKey": ACCESS_KEY, "objectStoreSecretKeyFile": f"{tmp_path}/secret"}
+        frame = spark.read.format("rocketmq").options(**stores, **keys, objectStoreEndpoint=place.endpoint)
+        rows = frame.schema("body binary, broker string, queueId int, queueOffset bigint").load().collect()
+    bodies = {(r.broker, r.queueId, r.queueOffset): bytes(r.body) for r in rows}
+    assert bodies == {(name, n % 2, n // 2): b"%d" % n * 50 for n in range(120) for name in ("broker-a", "broker-b")}
+    assert len(rows) == 240
 
 
 ERRORS: list[tuple[dict[str, str], str]] = [

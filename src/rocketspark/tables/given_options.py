@@ -13,9 +13,10 @@ from typing import NamedTuple, overload
 
 from rocketspark.client import validators
 from rocketspark.client.connection.credentials import read_secret
-from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal
+from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, StoreError
 from rocketspark.filters import sql92
 from rocketspark.model.text import INT_MAX, shown, whole_number
+from rocketspark.store.readonly.file_places import ObjectStore, object_folder
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.option_values import (
     COMMITTED,
@@ -37,6 +38,10 @@ from rocketspark.transport.tls.client_tls import ClientTls, client_tls
 
 # Options of TLS that are texts as they stand.
 TLS_TEXTS = ("tlsCa", "tlsCert", "tlsKey", "tlsKeyPassword", "tlsVerify", "tlsServerName")
+OBJECT_STORE_NAMES = (
+    *("objectStoreEndpoint", "objectStoreAccessKey"),
+    *("objectStoreSecretKey", "objectStoreSecretKeyFile"),
+)
 # Spark hands these on too.
 _SPARK_NAMES = ("path", "checkpointLocation", "queryName")
 # Lower-case names of options of Spark's Kafka connector that would change the read or write, and their names here.
@@ -56,6 +61,14 @@ _NONE_GIVEN = (
 )
 
 
+def _root(text: str) -> str:
+    """Return a folder as a whole path, or as s3://BUCKET/FOLDER. Raises ConfigError."""
+    try:
+        return object_folder(text) or os.path.abspath(text.removeprefix("file://").removeprefix("file:"))
+    except StoreError as e:
+        raise ConfigError(f"option store: {e}") from None
+
+
 def refuse_if(*rules: tuple[object, str]) -> None:
     """Raise ConfigError with the text of the first rule whose condition is true. `rules`: conditions, each with its
     text.
@@ -66,12 +79,13 @@ def refuse_if(*rules: tuple[object, str]) -> None:
 
 class StorePaths(NamedTuple):
     """The store directories that are read instead of brokers, a broker's name for each, and the commit logs that lie
-    elsewhere.
+    elsewhere. `objects`: where those are that begin with s3://.
     """
 
     roots: tuple[str, ...]
     broker_names: tuple[str, ...]
     commit_logs: tuple[str, ...]
+    objects: ObjectStore = ObjectStore()
 
 
 class GivenOptions:
@@ -153,18 +167,21 @@ class GivenOptions:
 
     def store(self) -> StorePaths | None:
         """Return the store directories to read; None if the read is from brokers."""
-        roots = tuple(
-            os.path.abspath(part.removeprefix("file://").removeprefix("file:")) for part in self.several("store")
-        )
+        roots = tuple(map(_root, self.several("store")))
         names, logs = self.several("brokerName"), self.several("storePathCommitLog")
         if not roots:
-            for name, value in (("brokerName", names), ("storePathCommitLog", logs)):
-                if value:
+            for name in ("brokerName", "storePathCommitLog", *OBJECT_STORE_NAMES):
+                if self.text(name, ""):
                     raise ConfigError(f"option {name} goes with option store, which is missing")
             return None
+        far = [root for root in roots if object_folder(root) is not None]
         if self.text("namesrv", ""):
             raise ConfigError("options store and namesrv: one reads files, the other asks servers; leave one out")
         refuse_if(
+            (
+                logs and far,
+                "option storePathCommitLog is for a store's folder: leave it out for a tier in an object store",
+            ),
             (logs and len(roots) > 1, "option storePathCommitLog is for one store: read each of several by its own"),
             (
                 names and len(names) != len(roots),
@@ -177,7 +194,23 @@ class GivenOptions:
                 f"option store: two stores go by one broker name ({', '.join(names)}): give option brokerName, one name"
                 " for each, by commas"
             )
-        return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs))
+        return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs), self._objects(bool(far)))
+
+    def _objects(self, needed: bool) -> ObjectStore:
+        found = ObjectStore(
+            self.text("objectStoreEndpoint", ""),
+            self.text("objectStoreAccessKey", ""),
+            self.secret("objectStoreSecretKey"),
+        )
+        given = next((name for name in OBJECT_STORE_NAMES if self.text(name, "")), "")
+        refuse_if(
+            (given and not needed, f"option {given} goes with a store s3://BUCKET/FOLDER, and there is none"),
+            (
+                bool(found.access_key) != bool(found.secret_key),
+                "options objectStoreAccessKey and objectStoreSecretKey belong together: give both, or neither",
+            ),
+        )
+        return found
 
     def access(self) -> Access:
         """Return what every connection needs: the namespace, the keys and the TLS."""

@@ -19,7 +19,7 @@ from rocketspark.protocol.message.compression import KINDS
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.decode.options import NAMES as DECODE_NAMES
 from rocketspark.tables.decode.options import DecodeOptions, check_error_topic, parse_decode
-from rocketspark.tables.given_options import TLS_TEXTS, GivenOptions, StorePaths, refuse_if
+from rocketspark.tables.given_options import OBJECT_STORE_NAMES, TLS_TEXTS, GivenOptions, StorePaths, refuse_if
 from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST, Assigned, AtTime, Where
 
 READER_GROUP = "SPARK_READER"
@@ -110,7 +110,7 @@ _READ_NAMES = (
     *("namesrv", "topic", "startingOffsets", "endingOffsets", "tags", "consumerGroup", "maxMessagesPerTrigger"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "pollTimeoutMs", "maxMessagesPerPull"),
     *("maxBytesPerPull", "checkCrc", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy"),
-    *("store", "brokerName", "storePathCommitLog"),
+    *("store", "brokerName", "storePathCommitLog", *OBJECT_STORE_NAMES),
     *("sql", "key", "pushDownPredicate", "clockSetBackMs", "badBodies", "columns", "compacted"),
     *DECODE_NAMES,
 )

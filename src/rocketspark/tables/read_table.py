@@ -64,7 +64,9 @@ def read_batches(
         columns: names of columns, in the order wanted; all by default. Fewer are quicker.
         tags: "A || B", or a list of tags, by which the broker filters.
         decode: "json", "avro" or "protobuf": bodies as a column `value`, and why one is bad in `_decode_error`.
-        store: a broker's store directory, or several, read without the broker, which may run.
+        store: a broker's store directory, or several, read without the broker, which may run; or its folder in a second
+            tier, which may be in an object store (s3a://bucket/folder, options object_store_endpoint, …_access_key,
+            …_secret_key).
         options: every other option of the source for a batch read, by its name there or as Python writes it: `sql=…`,
             `failOnDataLoss=False` or `fail_on_data_loss=False`, `access_key=…`, `decode_schema="id INT"`.
 

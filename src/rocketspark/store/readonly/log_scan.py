@@ -5,7 +5,6 @@ A record is whole if its size, magic and parts fit, it states its own place and 
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from rocketspark.protocol.message import checksums, record, record_layout, sysfl
 from rocketspark.protocol.message.record_layout import CRC_MASK, FIXED_BYTES_V4, MAGIC_V1, RECORD_BYTES_MIN
 from rocketspark.store.commitlog.commit_log import plausible
 from rocketspark.store.consumequeue.batch_consume_queue import inner_count
+from rocketspark.store.readonly.file_places import LOCAL_DISK, Place
 from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
 
 CHUNK_BYTES = 4 << 20
@@ -44,15 +44,15 @@ class WholeRecord(NamedTuple):
 class LogScan(ReadOnlyFiles):
     """The files of a log, opened for reading only. `scan` finds the records."""
 
-    def __init__(self, directories: Sequence[str]) -> None:
-        super().__init__(directories)
+    def __init__(self, directories: Sequence[str], place: Place = LOCAL_DISK) -> None:
+        super().__init__(directories, place)
         # Of the last scan: where it ended, and byte ranges between whole records that are none.
         self.end_found = self._stopped = 0
         self.damages: list[tuple[int, int]] = []
 
     def check_there(self) -> None:
         """Raise StoreError if none of the log's directories exists."""
-        if not any(os.path.isdir(directory) for directory in self.directories):
+        if not any(map(self.place.is_seen, self.directories)):
             raise StoreError(
                 f"there is no directory {' nor '.join(self.directories)} on {platform.node()}: the driver and every"
                 " executor must see the store at the same path"

@@ -15,6 +15,7 @@ import numpy as np
 from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_TYPE
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_TYPE
+from rocketspark.store.readonly.file_places import LOCAL_DISK, Place
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.read_only_files import ReadOnlyFiles
 
@@ -68,8 +69,8 @@ NO_TAIL = LogTail(np.zeros((0, 4), np.int64))
 class QueueUnitFiles(ReadOnlyFiles):
     """The files of one consume queue. `is_torn`: `bounds` found units behind some that are missing."""
 
-    def __init__(self, folder: str, batch: bool) -> None:
-        super().__init__((folder,))
+    def __init__(self, folder: str, batch: bool, place: Place = LOCAL_DISK) -> None:
+        super().__init__((folder,), place)
         self.folder = folder
         self.batch = batch
         self.is_torn = False
@@ -220,6 +221,7 @@ class QueueFiles(NamedTuple):
     files_end: int
     next: int
     tail: LogTail
+    place: Place = LOCAL_DISK
 
     def part(self, first: int, end: int) -> QueueFiles:
         """Return the files and the part of the log's tail that hold the messages [first, end)."""
@@ -231,7 +233,7 @@ class QueueFiles(NamedTuple):
     def units(self) -> Iterator[QueueUnits]:
         """Yield the units of the messages, some at a time; gaps, and messages not written, are left out."""
         if self.first < self.files_end and self.folder:
-            row = QueueUnitFiles(self.folder, self.batch)
+            row = QueueUnitFiles(self.folder, self.batch, self.place)
             try:
                 yield from self._file_units(row)
             finally:
@@ -276,7 +278,7 @@ class QueueFiles(NamedTuple):
         """Return about how many bytes of the log a message takes, by a sample of them."""
         sizes: list[float] = []
         if self.first < self.files_end:
-            row = QueueUnitFiles(self.folder, self.batch)
+            row = QueueUnitFiles(self.folder, self.batch, self.place)
             begin, end = row.unit_of(self.first), row.unit_of(self.files_end - 1)
             for index in np.linspace(begin, end, _SIZES_SEEN).astype(np.int64).tolist():
                 units = row.units(index, 1)
@@ -291,7 +293,7 @@ class QueueFiles(NamedTuple):
         """Return the offset of the first message stored at or after a time; `next` if none is. Store times must ascend
         along the queue; beside messages that are missing it may be an earlier one.
         """
-        row = QueueUnitFiles(self.folder, self.batch) if self.folder else None
+        row = QueueUnitFiles(self.folder, self.batch, self.place) if self.folder else None
         low, high = self.first, self.next
         while low < high:
             middle = (low + high) // 2

@@ -23,9 +23,9 @@ from rocketspark.protocol.topic_attributes import is_compacted
 from rocketspark.store.commitlog.dispatch import enters_queue
 from rocketspark.store.deleted_topics import topics_of
 from rocketspark.store.files import checkpoint, config_files
+from rocketspark.store.readonly.file_places import listed, unreadable
 from rocketspark.store.readonly.log_scan import LogScan, WholeRecord
 from rocketspark.store.readonly.queue_units import NO_TAIL, LogTail, QueueFiles, QueueUnitFiles
-from rocketspark.store.readonly.read_only_files import listed, unreadable
 
 # Bytes of the log before the safe position that are read again, to notice a tail that was cut.
 VERIFY_BYTES = 1 << 20

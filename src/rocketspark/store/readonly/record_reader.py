@@ -144,7 +144,7 @@ class RecordReader:
         if good.all():
             return RecordPiece(self._buffer, starts, units.sizes)
         # The log as it is by now: a broker may have removed files meanwhile.
-        gone = ~good & (units.positions < LogScan(self._log.directories).min_position)
+        gone = ~good & (units.positions < LogScan(self._log.directories, self._log.place).min_position)
         self._tell(units, gone, "deleted")
         self._tell(units, ~good & ~gone, "damaged, or cut off, in the log or their consume queue")
         return RecordPiece(self._buffer, starts[good], units.sizes[good])

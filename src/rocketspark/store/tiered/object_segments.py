@@ -24,7 +24,7 @@ class ObjectSegments:
     """Segments below a path of a pyarrow FileSystem."""
 
     def __init__(self, files: Any, root: str) -> None:
-        self._files = files
+        self.files = self._files = files
         self.root = root.rstrip("/")
         # Of each segment the positions of its parts, in order, and their sizes.
         self._parts: dict[str, dict[int, int]] = {}
@@ -48,6 +48,14 @@ class ObjectSegments:
         selector = fs.FileSelector(folder.rstrip("/"), recursive=True, allow_not_found=True)
         listed = self._told("list", folder, lambda: self._files.get_file_info(selector))
         return [(info.path, info.size) for info in listed if info.type == fs.FileType.File]
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders at the top. Raises StoreUnwritable."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self.root, allow_not_found=True)
+        found = self._told("list", self.root, lambda: self._files.get_file_info(selector))
+        return [info.base_name for info in found if info.type == fs.FileType.Directory]
 
     def probe(self, key: str, size: int) -> int:
         """Return the size of a segment of which `size` bytes were found, asking for parts that a listing may lack.

@@ -15,6 +15,7 @@ from rocketspark.arrow import records
 from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
+from rocketspark.store.readonly.file_places import object_folder
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import QueueFiles
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
@@ -35,6 +36,7 @@ log = logging.getLogger("rocketspark.spark")
 # The most bytes a partition reads, as in Spark's file sources (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 << 20
 _TOPICS_SHOWN = 20
+_BROKER_FOLDER = "tieredStoreFilePath/HASH_CLUSTER/BROKER"
 _IN_COMPACTION_LOG = (
     "what the topic's compaction kept of them is not in the log; option store reads no compaction log: read the topic"
     " from its broker"
@@ -71,8 +73,12 @@ class Stores:
         self._stores: dict[str, ReadOnlyStore | ReadOnlyTier] = {}
         self._queues: dict[MessageQueue, QueueFiles] = {}
         for root, name in zip(paths.roots, paths.broker_names, strict=True):
-            tiered = not paths.commit_logs and is_tier(root)
-            self._stores[name] = ReadOnlyTier(root) if tiered else ReadOnlyStore(root, paths.commit_logs)
+            if object_folder(root) is not None:
+                self._stores[name] = ReadOnlyTier(root, paths.objects)
+            elif not paths.commit_logs and is_tier(root):
+                self._stores[name] = ReadOnlyTier(root)
+            else:
+                self._stores[name] = ReadOnlyStore(root, paths.commit_logs)
 
     def topics(self, pattern: str) -> list[str]:
         """Return the topics whose whole name matches a pattern, by the rule of `option_values.matching`. Raises
@@ -87,14 +93,19 @@ class Stores:
         wanted = frozenset(topics)
         if wanted - {queue.topic for queue in self._queues}:
             self._load(wanted.__contains__)
-        held = {own for store in self._stores.values() for t in store.topics() if (own := self._access.own(t))}
-        for topic in sorted(wanted - held - {queue.topic for queue in self._queues}):
+        unknown = wanted - {queue.topic for queue in self._queues}
+        held = self._held() if unknown else frozenset()
+        for topic in sorted(unknown - held):
             names = sorted(held)
             more = f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else ""
             listing = ", ".join(names[:_TOPICS_SHOWN]) + more if names else "none"
             roots = ", ".join(store.root for store in self._stores.values())
-            raise ConfigError(f"no topic {topic!r} in {roots}: check the name; there are: {listing}")
+            where = "" if names or object_folder(roots) is None else f" ({_BROKER_FOLDER} is needed)"
+            raise ConfigError(f"no topic {topic!r} in {roots}: check the name; there are: {listing}{where}")
         return sorted(queue for queue in self._queues if queue.topic in wanted)
+
+    def _held(self) -> frozenset[str]:
+        return frozenset(own for store in self._stores.values() for t in store.topics() if (own := self._access.own(t)))
 
     def _load(self, wanted: Callable[[str], bool]) -> None:
         """Load the queues of the topics that are wanted, by their own names."""
@@ -200,7 +211,7 @@ def read_partition(
         wanted=rows.wanted(),
         findings=findings,
     )
-    files = LogScan(partition.log_directories)
+    files = LogScan(partition.log_directories, queue.place)
     try:
         files.check_there()
         reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
