@@ -14,9 +14,10 @@ from rocketspark.admin import Admin
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.pipelines import audit
+from rocketspark.spark.pipelines import audit, dlq_resend
 from rocketspark.spark.pipelines.connection import Connection
-from rocketspark.spark.pipelines.options import AuditOptions
+from rocketspark.spark.pipelines.options import AuditOptions, Choice, ResendOptions
+from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.tables.read_table import read_table
 from rocketspark.testing import Cluster
 
@@ -128,7 +129,7 @@ def test_a_time_range_and_a_group_that_never_came(
 
 
 @pytest.mark.shows("mended: `audit` and reads take a topic that may not be read for an empty one")
-def test_dead_letters_that_may_not_be_read(cluster: Cluster, topic: str, load: Load) -> None:
+def test_dead_letters_that_may_not_be_read(spark: SparkSession, cluster: Cluster, topic: str, load: Load) -> None:
     load(topic, 1, queue=queues_of(topic)[0])
     commit(cluster, "shipping", {queues_of(topic)[0]: 1})
     bury(cluster, "shipping", stored(cluster, topic, 1))
@@ -142,6 +143,10 @@ def test_dead_letters_that_may_not_be_read(cluster: Cluster, topic: str, load: L
     assert audit.ask(where, [topic], [], dead_letters=False).dead_topics == {}
     with pytest.raises(ConfigError, match="topic '%DLQ%shipping' has no queue that may be read"):
         read_table(cluster.namesrv, "%DLQ%shipping")
+    # Where letters that were sent before cannot be seen, none is sent.
+    resend = dlq_resend._Resend(spark, where, Choice(groups=["shipping"]), ResendOptions(), Progress("dlq"))
+    with pytest.raises(ConfigError, match="letters would go to topic '%DLQ%shipping', which may not be read"):
+        resend._check_targets({"%DLQ%shipping"})
 
 
 @pytest.mark.shows("mended: `audit` takes messages for missing that an option of `-o` left out")

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from rocketspark.admin.messages.dead_letter_rules import DeadLetter, outgoing, resend_id
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
+from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
 from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
 from rocketspark.spark.pipelines.dlq import choose, find, letters
@@ -78,7 +78,8 @@ def run(
 ) -> ResendReport:
     """Send the chosen dead letters again, each once, whatever runs before this one did. The choice names its groups.
 
-    Raises UsageError, ConfigError for a group without dead letters, RouteNotFound for a target that is not there.
+    Raises UsageError, ConfigError for a group without dead letters or a target that may not be read, RouteNotFound for
+    a target that is not there.
     """
     progress = progress or Progress("dlq")
     if options.to is not None and options.to_group:
@@ -193,14 +194,21 @@ class _Resend:
         return rows.withColumn("target", target).withColumn("resendId", of_letter("place", "messageId", "deadMs"))
 
     def _check_targets(self, targets: set[str]) -> None:
-        """Raise RouteNotFound unless all targets exist: a topic that a send creates may have too few queues."""
+        """Raise RouteNotFound unless all targets exist: a topic that a send creates may have too few queues. Raise
+        ConfigError for one that cannot be searched.
+        """
         with operations_of(self._where) as operations:
             there = set(operations.list_topics())
-        missing = {t for t in targets if namespace.wrap(self._where.namespace, t) not in there}
-        if missing:
-            name = min(missing)
-            text = f"letters would go to topic {name!r}, which is not there: create it, or name another to send to"
-            raise RouteNotFound(name, remark=text)
+            for name in sorted(targets):
+                full = namespace.wrap(self._where.namespace, name)
+                if full not in there:
+                    text = f"letters would go to topic {name!r}, which is not there: create it, or name another"
+                    raise RouteNotFound(name, remark=text)
+                if not operations.show_topic(full).queues:
+                    raise ConfigError(
+                        f"letters would go to topic {name!r}, which may not be read, so those sent before cannot"
+                        f" be seen: give it permission to be read (rocketspark topic update {full} --perm both)"
+                    )
 
     def _look(self, chosen: DataFrame, counts: Counts, oldest_ms: int) -> tuple[DataFrame, Counts]:
         """Find the chosen letters that their targets hold: return their resendId and target; and how many, by
