@@ -16,7 +16,7 @@ from tests.support.cli_calls import call
 from rocketspark import LiteSimpleConsumer, Producer
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import Admin
-from rocketspark.errors import UsageError
+from rocketspark.errors import ServerError, UsageError
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("lite topics: listed, with subscribers and lag, by commands and in the console")
@@ -122,6 +122,57 @@ def test_the_settings_of_a_group_lead_to_its_lag(stage: Stage) -> None:
     text = stage.printed("group", "show", "agents")
     assert "it reads lite topics of chats: how far, says `rocketspark group lag-lite agents`\n" in text
     assert "it reads lite topics" not in stage.printed("group", "show", "TOOLS_CONSUMER")
+
+
+def test_a_client_shows_its_lite_topics(stage: Stage) -> None:
+    found = stage.told("client show-lite", "agents", stage.client_id)
+    names = {name: row["broker_name"] for row in found for name in row["names"]}
+    brokers = {row.name: row.broker_name for row in stage.admin.list_lite_topics("chats").topics}
+    assert names == {name: brokers[name] for name in ("s07", "s08")}
+    for row in found:
+        assert (row["group"], row["topic"], row["count"]) == ("agents", "chats", len(row["names"]))
+    assert max(row["seen_ms"] for row in found) > 0
+    stage.told("client show-lite", "agents", stage.client_id, "--limit", "1")
+    text = stage.printed("client", "show-lite", "agents", stage.client_id)
+    assert f"{brokers['s07']}: {len(found[0]['names'])} lite topic" in text
+    assert "s08" in text
+    with pytest.raises(UsageError, match="client 'nobody' of group 'agents' is subscribed to no lite topic"):
+        stage.admin.show_lite_client("agents", "nobody")
+
+
+def test_a_broker_tells_how_much_it_has_of_lite_topics(stage: Stage) -> None:
+    found = stage.told("broker show-lite", "broker-b")
+    assert (found["broker_name"], found["light_queues_max"]) == ("broker-b", 20_000)
+    (row,) = [each for each in found["topics"] if each["topic"] == "chats"]
+    assert (row["expiration_minutes"], row["groups"]) == (60, ["agents", "others"])
+    both = found, stage.told("broker show-lite", "broker-a")
+    assert sum(each["light_queues"] for each in both) == stage.admin.list_lite_topics("chats").count
+    assert sum(each["subscriptions"] for each in both) == 2
+    assert "broker-b:" in stage.printed("broker", "show-lite", "broker-b")
+
+
+def test_brokers_look_through_a_group_on_request(stage: Stage) -> None:
+    found = stage.told("group dispatch-lite", "agents")
+    assert found == {"group": "agents", "client_id": None, "brokers": ["broker-a", "broker-b"]}
+    text = stage.printed("group", "dispatch-lite", "agents", "--client", stage.client_id)
+    assert f"the lite topics of client {stage.client_id} are looked through on broker-a, broker-b" in text
+
+
+def test_a_subscription_that_one_broker_refuses_is_taken_back_from_the_other(stage: Stage) -> None:
+    name = next(row.name for row in stage.admin.list_lite_topics("chats").topics if row.broker_name == "broker-a")
+    stage.admin.put_group("half", GroupSettings(attributes="+lite.bind.topic=chats"))
+    stage.admin.put_group("half", GroupSettings(consume_enabled=False), brokers=["broker-b"])
+    with LiteSimpleConsumer(stage.cluster.namesrv, "half", "chats") as consumer:
+        with pytest.raises(ServerError, match="Consumer group is not allowed to consume"):
+            consumer.subscribe_lite(name)
+        assert consumer.lite_topics() == []
+        with pytest.raises(UsageError, match="subscribed to no lite topic of any broker"):
+            stage.admin.show_lite_client("half", consumer.client_id)
+        stage.admin.put_group("half", GroupSettings(consume_enabled=True), brokers=["broker-b"])
+        consumer.subscribe_lite(name)
+        (found,) = stage.admin.show_lite_client("half", consumer.client_id)
+        assert (found.broker_name, found.names) == ("broker-a", (name,))
+    stage.admin.delete_group("half")
 
 
 def test_what_is_none_is_told_in_a_line(stage: Stage) -> None:

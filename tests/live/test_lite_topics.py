@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from tests.java import lite_topics
-from tests.java.lite_topics import TOPIC, Link, made
+from tests.java.lite_topics import GROUP, TOPIC, Link, made
 from tests.support.patience import LIMIT_S
 
 from rocketspark import LiteSimpleConsumer, Producer
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import Admin
-from rocketspark.broker.lite import parts
+from rocketspark.broker.lite import events, parts
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("lite topics: subscriptions, pops in order within each, expiry, what operators ask")
@@ -103,6 +103,40 @@ def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> Non
         bodies += body
     assert b"w-old" in bodies
     assert b"w-new" in bodies
+
+
+def test_an_offset_of_a_lite_topic_is_found_by_time(link: Link) -> None:
+    for number in range(3):
+        assert link.send(b"%d" % number, "timed")["code"] == 0
+
+    def search(time_ms: int, lite: str, boundary: str = "LOWER") -> str:
+        asked = {"topic": TOPIC, "queueId": "0", "timestamp": f"{time_ms}", "boundaryType": boundary}
+        head, _ = link.ask(29, asked | {"liteTopic": lite})
+        assert head["code"] == 0
+        return str(head["extFields"]["offset"])
+
+    end_ms = 1 << 45
+    assert (search(0, "timed"), search(end_ms, "timed"), search(end_ms, "timed", "UPPER")) == ("0", "3", "2")
+    assert (search(0, "timed-never"), search(end_ms, "timed-never")) == ("0", "0")
+
+
+def test_without_events_a_pop_looks_through_what_its_client_subscribed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "QUEUES_OF_POP", 2)
+    with run_cluster(**LIGHT, lite_events_enabled=False, lite_event_check_ms=10) as quiet:
+        link = made(quiet.brokers[0])
+        assert link.change("PARTIAL_ADD", ["q0", "q1", "q2", "q3"]) == [0, None]
+        assert link.pop().rows == []
+        for name in ("q3", "q2", "q0"):
+            assert link.send(name.encode(), name)["code"] == 0
+        # Two in a pop, one after another: no queue is looked at twice before all others.
+        assert [[row[1] for row in link.pop(maxMsgNum="9").rows] for _ in range(2)] == [["q2", "q3"], ["q0"]]
+        asked = {"parentTopic": TOPIC, "group": GROUP, "clientId": "c1"}
+        assert b'"lastAccessTime":-1' not in link.ask(200077, asked)[1]
+        assert link.send(b"q1", "q1")["code"] == 0
+        with Admin(quiet.namesrv) as admin:
+            admin.set_broker_config("broker-a", {"enableLiteEventMode": "true"})
+        assert [row[1] for row in link.until(1)[-1].rows] == ["q1"]
+        link.close()
 
 
 def test_an_offset_goes_on_over_a_restart_and_what_was_out_comes_again(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import socket
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.java import lite_topics
 from tests.live.support import GROUP, TOPIC, beat, broker, connected, create, pull, pulled, run, send, sent, until
 from tests.live.test_replication import pair, producer
 from tests.support.metric_load import scraped
@@ -18,6 +20,7 @@ from tests.support.ports import free_ports
 
 from rocketspark import Producer, SimpleConsumer
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
+from rocketspark.broker.lite import lags
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message
@@ -122,6 +125,42 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
             assert found.value("rocketspark_refused_total", kind="connection") == 3
             LimitedLog.left_out_count = 7
             assert (await scrape(server)).value("rocketspark_log_lines_left_out_total") == 7
+
+    run(main())
+
+
+@pytest.mark.shows("lite topics: lag of each group in metrics")
+def test_what_groups_lack_of_lite_topics_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    light: dict[str, Any] = {"lmq": True, "multi_dispatch": True, "lite_lag_metrics": True}
+    lag, ready, age = (
+        f"rocketmq_consumer_{each}" for each in ("lag_messages", "ready_messages", "lag_latency_milliseconds")
+    )
+    of = {"topic": lite_topics.TOPIC, "is_system": "false", "consumer_group": lite_topics.GROUP, "is_retry": "false"}
+
+    def use(address: str) -> None:
+        link = lite_topics.made(address)
+        for name in ("a", "a", "a", "b"):
+            assert link.send(name.encode(), name)["code"] == 0
+        assert link.change("PARTIAL_ADD", ["a", "b"], offsetOption={"type": "POLICY", "value": 1}) == [0, None]
+        popped = link.until(2, maxMsgNum="1")
+        for each in popped:
+            if each.rows:
+                link.ack(each, 0)
+        link.close()
+
+    async def main() -> None:
+        async with broker(tmp_path, metrics_exporter="PROM", metrics_port=0, **light) as server:
+            assert (await scrape(server)).value(lag, **of) is None
+            await asyncio.to_thread(use, server.address)
+            found = await scrape(server)
+            assert (found.value(lag, **of), found.value(ready, **of), found.value(age, **of)) == (2, 2, None)
+            server.settings.lite_lag_time_metrics = True
+            assert 0 < ((await scrape(server)).value(age, **of) or 0) < 600_000
+            # What takes more than a turn is told of the look before.
+            monkeypatch.setattr(lags, "ROWS_IN_TURN", 1)
+            assert (await scrape(server)).value(lag, **of) == 2
+            server.settings.lite_lag_metrics = server.settings.lite_lag_time_metrics = False
+            assert (await scrape(server)).value(lag, **of) is None
 
     run(main())
 

@@ -113,6 +113,47 @@ class LiteGroupLag(msgspec.Struct, frozen=True):
     topics: tuple[LiteLagRow, ...]
 
 
+class LiteClientState(msgspec.Struct, frozen=True, order=True):
+    """What a client of a group has at a broker. `count`: lite topics that it subscribed to, of which `names` has some;
+    `seen_ms`: when it last asked for messages, in ms since 1970, -1 if the broker does not know.
+    """
+
+    broker_name: str
+    client_id: str
+    group: str
+    topic: str
+    count: int
+    seen_ms: int
+    names: tuple[str, ...]
+
+
+class LiteParent(msgspec.Struct, frozen=True, order=True):
+    """A topic with lite topics, the minutes after its newest message in which one is removed, -1: never, and the groups
+    that are bound to it.
+    """
+
+    topic: str
+    expiration_minutes: int
+    groups: tuple[str, ...]
+
+
+class LiteBrokerState(msgspec.Struct, frozen=True):
+    """How much a broker has of lite topics. `light_queues`: lite topics and other light queues, at most
+    `light_queues_max`; `subscriptions`: of a client and a lite topic each; `clients`: those with notes of lite topics
+    that have new messages; `popped`: queues of a group of which messages are popped and not acknowledged; `offsets`:
+    queues of a group with an offset; `topics`: by name.
+    """
+
+    broker_name: str
+    light_queues: int
+    light_queues_max: int
+    subscriptions: int
+    clients: int
+    popped: int
+    offsets: int
+    topics: tuple[LiteParent, ...]
+
+
 class LiteTopicOperations(ClusterClient):
     """The operations on lite topics, a part of AsyncAdmin."""
 
@@ -196,20 +237,8 @@ class LiteTopicOperations(ClusterClient):
         if not 1 <= limit <= LIMIT_MAX:
             raise UsageError(f"limit {limit} is not from 1 to {LIMIT_MAX}")
         infos: list[tuple[str, LiteGroupInfo]] = []
-        is_known = False
-        for target in await self._masters(None, None):
-            peer = await self._broker(target.address)
-            config = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
-            is_known = is_known or config is not None
-            if config is not None and config.attributes.get(lite_topics.BIND_TOPIC):
-                info = await lite_api.group_info(peer, group, count_max=limit, timeout_ms=self._timeout_ms)
-                infos.append((target.broker_name, info))
-        if not infos:
-            raise UsageError(
-                f"group {group!r} is not bound to a topic with lite topics"
-                if is_known
-                else f"no broker knows group {group!r}: `rocketspark group list` names all"
-            )
+        for name, peer, _ in await self._lite_bound(group):
+            infos.append((name, await lite_api.group_info(peer, group, count_max=limit, timeout_ms=self._timeout_ms)))
         rows = [
             LiteLagRow(each.lite_topic, name, each.lag_count, each.earliest_unconsumed_timestamp)
             for name, info in infos
@@ -222,6 +251,75 @@ class LiteTopicOperations(ClusterClient):
         topic = infos[0][1].parent_topic or ""
         total = sum(info.total_lag_count for _, info in infos)
         return LiteGroupLag(group, topic, total, min(since, default=-1), tuple(rows[:limit]))
+
+    async def show_lite_client(self, group: str, client_id: str, *, limit: int = 1000) -> list[LiteClientState]:
+        """Return which lite topics a client of a group subscribed to, by broker; `limit`: names of each, 1 to 1000.
+
+        Raises UsageError for a group that is not bound to a topic, and for a client that no broker knows, or what a
+        broker raises.
+        """
+        check_name(group)
+        if not 1 <= limit <= LIMIT_MAX:
+            raise UsageError(f"limit {limit} is not from 1 to {LIMIT_MAX}")
+        found = []
+        for name, peer, topic in await self._lite_bound(group):
+            info = await lite_api.client_info(
+                peer, topic, group, client_id, count_max=limit, timeout_ms=self._timeout_ms
+            )
+            if info.lite_topic_count > 0:
+                names = sorted(lite.name for q in info.lite_topic_set or () if (lite := lite_topics.of_queue(q)))
+                found.append(
+                    LiteClientState(
+                        *(name, client_id, group, topic, info.lite_topic_count),
+                        *(info.last_access_time, tuple(names)),
+                    )
+                )
+        if not found:
+            raise UsageError(f"client {client_id!r} of group {group!r} is subscribed to no lite topic of any broker")
+        return sorted(found)
+
+    async def dispatch_lite(self, group: str, client_id: str | None = None) -> list[str]:
+        """Have brokers look through the lite topics of a client of a group, or of all its clients, for messages that
+        wait; return the names of the brokers. Raises UsageError for a group that is not bound to a topic, or what a
+        broker raises.
+        """
+        check_name(group)
+        asked = []
+        for name, peer, _ in await self._lite_bound(group):
+            await lite_api.dispatch(peer, group, client_id, timeout_ms=self._timeout_ms)
+            asked.append(name)
+        return asked
+
+    async def lite_broker_info(self, address: str) -> LiteBrokerState:
+        """Return how much the broker at an address, e.g. find_broker's, has of lite topics. Raises what it raises."""
+        info = await lite_api.broker_info(await self._broker(address), timeout_ms=self._timeout_ms)
+        names = [each.broker_name for each in await self.cluster_info() if each.address == address]
+        groups = info.group_meta or {}
+        topics = sorted(
+            LiteParent(topic, minutes, tuple(sorted(groups.get(topic, ()))))
+            for topic, minutes in (info.topic_meta or {}).items()
+        )
+        return LiteBrokerState(
+            *(names[0] if names else address, info.current_lmq_num, info.max_lmq_num, info.lite_subscription_count),
+            *(info.event_map_size, info.order_info_count, info.offset_table_size, tuple(topics)),
+        )
+
+    async def _lite_bound(self, group: str) -> list[tuple[str, Peer, str]]:
+        """Return the masters that have a group bound to a topic: name, connection, topic. Raises UsageError."""
+        found, is_known = [], False
+        for target in await self._masters(None, None):
+            peer = await self._broker(target.address)
+            config = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
+            is_known = is_known or config is not None
+            if config is not None and (topic := config.attributes.get(lite_topics.BIND_TOPIC)):
+                found.append((target.broker_name, peer, topic))
+        if not found:
+            raise UsageError(
+                f"group {group!r} is not bound to a topic with lite topics"
+                if is_known
+                else f"no broker knows group {group!r}: `rocketspark group list` names all"
+            )
+        return found
 
     async def _lite_masters(self, topic: str) -> list[BrokerState]:
         route = await self._routes.refresh(validators.check_topic(topic))

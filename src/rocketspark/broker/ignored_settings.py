@@ -46,7 +46,7 @@ IGNORED: dict[str, str] = dict(
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
     enableCleanExpiredOffset=false enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
-    enableLagAndDlqMetrics=true enableLiteEventMode=true enableLitePopLog=false
+    enableLagAndDlqMetrics=true enableLitePopLog=false
     enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
     enableMessageStoreMetrics=true enableMixedMessageType=false
     enableNetWorkFlowControl=false
@@ -70,8 +70,7 @@ IGNORED: dict[str, str] = dict(
     indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
     isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
-    liteLagCountMetricsEnable=false
-    liteLagLatencyMetricsEnable=false liteLagLatencyTopK=50
+    liteLagLatencyTopK=50
     litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
     loadBalanceProcessorThreadPoolNums=32
     loadBalanceThreadPoolQueueCapacity=100000 logicQueueForceSwapMapInterval=43200000

@@ -423,6 +423,7 @@ class BrokerServer:
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
             access=AccessFigures(self._audit, self.access.passed),
+            lite=self._lite.lags,
             tiering=self._tiering,
         )
         metrics.times.watch(routes)

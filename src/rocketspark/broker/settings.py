@@ -178,6 +178,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     lite_subscriptions_max: Limit = setting("maxLiteSubscriptionCount", 100_000, live=AT_USE)
     lite_subscription_check_ms: Interval = setting("liteSubscriptionCheckInterval", 120_000, unit="ms", live=AT_USE)
     lite_subscription_timeout_ms: Time = setting("liteSubscriptionCheckTimeoutMills", 180_000, unit="ms", live=AT_USE)
+    lite_events_enabled: bool = setting("enableLiteEventMode", True, live=AT_USE)
     client_events_max: Positive = setting("maxClientEventCount", 100, live=AT_USE)
     lite_event_check_ms: Interval = setting("liteEventCheckInterval", 10_000, unit="ms", live=AT_USE)
     lite_full_dispatch_ms: Whole = setting("liteEventFullDispatchDelayTime", 10_000, unit="ms", live=AT_USE)
@@ -188,6 +189,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     lite_expiration_check_ms: Interval = setting("liteTtlCheckInterval", 120_000, unit="ms", live=AT_USE)
     lite_expiration_ms_min: Time = setting("minLiteTTl", 900_000, unit="ms", live=AT_USE)
     lite_lag_times: bool = setting("liteLagLatencyCollectEnable", False, live=AT_USE)
+    lite_lag_metrics: bool = setting("liteLagCountMetricsEnable", False, live=AT_USE)
+    lite_lag_time_metrics: bool = setting("liteLagLatencyMetricsEnable", False, live=AT_USE)
     filter_notifications: bool = setting("useMessageFilterForNotification", True, live=AT_USE)
     notification_filter_max: Whole = setting("maxMessageFilterNumForNotification", 64, live=AT_USE)
 

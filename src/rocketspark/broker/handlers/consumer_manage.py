@@ -7,6 +7,7 @@ from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
+from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
     MaxOffsetHeader,
@@ -129,6 +130,11 @@ class ConsumerManageHandler:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): the offset in a queue of the message stored at a time."""
         h = request.ext
         upper = h.boundary.upper() == "UPPER"
+        if h.lite_topic and not h.lite_topic.isspace():
+            queue = lite_topics.queue_name(h.topic, h.lite_topic)
+            # No light queue is in the second tier.
+            found = self._store.offset_at_time(queue, light_queues.QUEUE_ID, h.time_ms, upper)
+            return reply(request.opaque, header=OffsetReply(offset=found))
         if self._tiering is not None and self._tiering.is_before_store(h.topic, h.queue_id, h.time_ms):
             return self._search_tier(self._tiering, request, upper)
         offset = self._store.offset_at_time(h.topic, h.queue_id, h.time_ms, upper)

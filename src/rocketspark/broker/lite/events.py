@@ -7,10 +7,11 @@ client that does not poll loses its events to the others; one whose events are f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from rocketspark import machine
 from rocketspark.broker.lite import attributes
-from rocketspark.broker.lite.subscriptions import LiteSubscriptions, Subscriber
+from rocketspark.broker.lite.subscriptions import LiteSubscriptions, Subscriber, Subscription
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.ordered import OrderedPops
 from rocketspark.broker.settings import BrokerSettings
@@ -27,8 +28,9 @@ LOW_PERCENT = 20
 AVOIDED_MS = 10_000
 FULL_DISPATCH_MS_MIN = 50
 WILDCARD_MS = 5_000
-# Queues that are looked at in one turn: some ms.
+# Queues that are looked at in one turn, and by one pop without events: some ms.
 QUEUES_IN_TURN = 1024
+QUEUES_OF_POP = 4096
 
 
 class ClientEvents:
@@ -102,6 +104,28 @@ class LiteEvents:
         subscriptions.subscribed = self._subscribed
         subscriptions.left = self._left
 
+    def taken(self, subscription: Subscription) -> Iterator[str]:
+        """Yield the queues that a client's pop looks at: those of its events, which are forgotten; without events those
+        that it subscribed to, the one that was looked at last comes last.
+        """
+        if not self._settings.lite_events_enabled:
+            yield from self._in_turn(subscription)
+        elif (events := self.clients.get(subscription.subscriber.client_id)) is not None:
+            for _ in range(len(events.names)):
+                queue = events.take()
+                # It may have lost the queue since.
+                if queue is not None and self._subscriptions.reads(subscription, queue):
+                    yield queue
+
+    def _in_turn(self, subscription: Subscription) -> Iterator[str]:
+        self._events(*subscription.subscriber).asked()
+        # Of use once there are events again.
+        self._later(subscription.subscriber, 0)
+        queues = subscription.queues
+        for queue in list(islice(queues, QUEUES_OF_POP)):
+            queues[queue] = queues.pop(queue)
+            yield queue
+
     # -- what brings events ---------------------------------------------------------------------------------------
 
     def arrived(self, queue: str) -> None:
@@ -127,6 +151,8 @@ class LiteEvents:
             self._dispatch(queue, subscriber.group, avoid=subscriber.client_id)
 
     def _dispatch(self, queue: str, group: str | None = None, avoid: str = "") -> None:
+        if not self._settings.lite_events_enabled:
+            return
         for members in self._subscriptions.subscribers(queue, group).values():
             self._choose(queue, members, avoid)
 
@@ -176,7 +202,7 @@ class LiteEvents:
     def emptied(self, client_id: str, group: str) -> None:
         """Look through a client at once that took its last event, if it was to be looked through later."""
         subscriber = Subscriber(client_id, group)
-        if self._due and self._due.pop(subscriber, None) is not None:
+        if self._settings.lite_events_enabled and self._due and self._due.pop(subscriber, None) is not None:
             self.look_through(subscriber)
 
     def scan(self) -> None:
@@ -189,6 +215,8 @@ class LiteEvents:
                 self._avoided[client_id] = now + AVOIDED_MS
                 for queue in events.names:
                     self._dispatch(queue, events.group, avoid=client_id)
+        if not self._settings.lite_events_enabled:
+            return
         for subscriber in [each for each, due_ms in self._due.items() if due_ms <= now]:
             del self._due[subscriber]
             self.look_through(subscriber)
@@ -197,6 +225,8 @@ class LiteEvents:
         """Give a client an event of each of its queues that has something to pop; without a client id, the group's
         clients. What needs more than some ms goes on in later turns.
         """
+        if not self._settings.lite_events_enabled:
+            return
         group = self._groups.table.get(subscriber.group)
         if attributes.is_wildcard(group):
             self._run(self._wildcard_steps(subscriber.group, attributes.bind_topic(group) or ""))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.events import LiteEvents
+from rocketspark.broker.lite.lags import LiteLags
 from rocketspark.broker.lite.pops import LitePops
 from rocketspark.broker.lite.subscriptions import LiteSubscriptions
 from rocketspark.broker.parts import Tables
@@ -79,6 +80,7 @@ class LiteTopics:
             wake=lambda client_id, group: waiting.wake(waiting_name(client_id), group, ALL_QUEUES),
             run=run,
         )
+        self.lags = LiteLags(settings, store, tables, run)
         self.pops = LitePops(settings, store, tables, stats, self.subscriptions, self.events, self.ordered)
         held.append(waiting)
         arrivals.light_arrived = self.events.arrived

@@ -71,20 +71,15 @@ class LitePops:
         events = self._events.clients.get(h.client_id)
         if events is not None:
             events.asked()
-        if events is None or subscription is None:
-            return taken
-        if (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
+        if subscription is None or (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
             return taken
         looked_at = 0
-        for _ in range(len(events.names)):
+        for queue in self._events.taken(subscription):
+            self._take_of(taken, h, queue)
+            looked_at += 1
             if taken.count >= h.count_max or taken.bytes >= self._settings.pull_bytes_max:
                 break
-            queue = events.take()
-            # It may have lost the queue since.
-            if queue is not None and self._subscriptions.reads(subscription, queue):
-                self._take_of(taken, h, queue)
-                looked_at += 1
-        if looked_at and not events.names:
+        if looked_at and events is not None and not events.names:
             self._events.emptied(h.client_id, h.group)
         if taken.count:
             took_ms = (machine.time() * 1000) - taken.pop_time_ms

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeVar
 
 from rocketspark.access.audit import Audit, Check, request_name
 from rocketspark.broker import topic_names
+from rocketspark.broker.lite.attributes import bind_topic
+from rocketspark.broker.lite.lags import LiteLags
 from rocketspark.broker.operations.runtime_info import earliest_ms
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.replication.role import Role
@@ -39,6 +41,8 @@ _TIMER_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 _STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 
 _V4, _PER_MAJOR = 213, 200
+# Places of gauges in what `_lag` yields.
+_UNCONSUMED, _AGE, _READY = 0, 1, 3
 
 T = TypeVar("T")
 # Kind, name, help text, rows.
@@ -66,8 +70,10 @@ class Metrics:
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
         access: AccessFigures,
+        lite: LiteLags,
         tiering: Tiering | None = None,
     ) -> None:
+        self._lite = lite
         self._tiering = tiering
         self._settings = settings
         self._store = store
@@ -213,6 +219,7 @@ class Metrics:
 
     def _lags(self) -> Iterator[Told]:
         lag = _as_far_as_known("lag", self._lag())
+        lite = self._lite_lags()
         for column, (name, help_text) in enumerate(
             (
                 ("rocketmq_consumer_lag_messages", "Messages not committed yet."),
@@ -222,7 +229,23 @@ class Metrics:
                 ("rocketmq_consumer_queueing_latency_milliseconds", "Age of the oldest message not pulled."),
             )
         ):
-            yield GAUGE, name, help_text, [(row, values[column]) for row, values in lag]
+            rows: list[Row] = [(row, values[column]) for row, values in lag]
+            yield GAUGE, name, help_text, [*rows, *lite.get(column, ())]
+
+    def _lite_lags(self) -> dict[int, list[Row]]:
+        """Return what groups lack of lite topics, by column of `_lags`, as far as settings ask for it."""
+        s = self._settings
+        if not (s.lite_lag_metrics or s.lite_lag_time_metrics):
+            return {}
+        found, now = self._lite.rows(), now_ms()
+        counts: list[Row] = []
+        ages: list[Row] = []
+        for (group, topic), lag in found.items():
+            labels = self._topic(topic, group) | {"is_retry": _text(False)}
+            counts.append((labels, lag.messages))
+            ages.append((labels, max(0, now - lag.oldest_ms) if lag.oldest_ms >= 0 else 0))
+        columns = {_UNCONSUMED: counts, _READY: counts} if s.lite_lag_metrics else {}
+        return columns | ({_AGE: ages} if s.lite_lag_time_metrics else {})
 
     def _state(self) -> Iterator[Told]:
         """Yield the broker's tables, its store and its timers."""
@@ -392,7 +415,8 @@ class Metrics:
         """Yield (not committed, age of the oldest, pulled, not pulled, age of the oldest) by live group and topic."""
         now = now_ms()
         for name, group in self._clients.consumers.items():
-            if group.message_model == "BROADCASTING":
+            # What a group lacks of lite topics does not stand in the queues of their topic.
+            if group.message_model == "BROADCASTING" or bind_topic(self._groups.table.get(name)) is not None:
                 continue
             for topic in group.subscriptions:
                 config = self._topics.get(topic)

@@ -14,9 +14,11 @@ from rocketspark.protocol.headers import (
     ParentTopicInfoHeader,
     PopLiteHeader,
     PopLiteReply,
+    TriggerLiteDispatchHeader,
 )
 from rocketspark.protocol.json import java_json, lite_bodies
 from rocketspark.protocol.json.lite_bodies import (
+    BrokerLiteInfo,
     LiteClientInfo,
     LiteGroupInfo,
     LiteSubscription,
@@ -88,6 +90,20 @@ async def client_info(
     reply = await broker.request(RequestCode.GET_LITE_CLIENT_INFO, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"lite topics of client {client_id!r}")
     return java_json.decode(reply.body, LiteClientInfo)
+
+
+async def broker_info(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> BrokerLiteInfo:
+    """Return how much a broker has of lite topics."""
+    reply = await broker.request(RequestCode.GET_BROKER_LITE_INFO, None, timeout_ms=timeout_ms)
+    reply.raise_for_code("the broker's lite topics")
+    return java_json.decode(reply.body, BrokerLiteInfo)
+
+
+async def dispatch(broker: Peer, group: str, client_id: str | None, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Have a broker look through the lite topics of a client, or of all clients of a group."""
+    header = TriggerLiteDispatchHeader(group=group, client_id=client_id)
+    reply = await broker.request(RequestCode.TRIGGER_LITE_DISPATCH, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"a look through the lite topics of group {group!r}")
 
 
 async def group_info(

@@ -130,12 +130,15 @@ class QueueHeader(Header, kw_only=True, gc=False):
 
 
 class SearchOffsetHeader(Header, kw_only=True, gc=False):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary`: LOWER (first at or after) or UPPER (last at or before)."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary`: LOWER (first at or after) or UPPER (last at or before);
+    `lite_topic`: of the topic, the lite topic that is searched, whatever the queue.
+    """
 
     topic: str
     queue_id: Long
     time_ms: Long = field(name="timestamp")
     boundary: str = field(name="boundaryType", default="LOWER")
+    lite_topic: str | None = None
     broker_name: str | None = field(name="bname", default=None)
 
 

@@ -1,4 +1,4 @@
-"""`broker show|config|stats|counter`: one broker's state, settings and figures; `broker` without them runs one."""
+"""`broker show|show-lite|config|stats|counter`: a broker's state and settings; `broker` without them runs one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rocketspark.cli.operate import (
     Watch,
     Yes,
     confirm,
+    listed,
     print_json,
     print_table,
     run_operation,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rocketspark.admin.broker_states import BrokerFigures, ReplicaSet, ReplicationState, SettingState
+    from rocketspark.admin.lite_topics import LiteBrokerState
     from rocketspark.admin.operations import AsyncAdmin
     from rocketspark.client.connection.broker_api import Counter
 
@@ -266,3 +268,37 @@ def counter(
         told=lambda found: {"broker_name": broker, "counter": name, "key": key, **windows(found)},
         drawn=drawn,
     )
+
+
+@app.command("show-lite")
+def show_lite(broker: Name, watch: Watch = None, at: ClusterAccess = HERE, json: Json = False) -> None:
+    """Print how much a broker has of lite topics: their number, subscriptions, clients, and the topics they belong to.
+
+    Example: `rocketspark broker show-lite broker-a`
+    """
+
+    async def ask(operations: AsyncAdmin) -> LiteBrokerState:
+        return await operations.lite_broker_info((await operations.find_broker(broker)).address)
+
+    run_watched(
+        at,
+        watch,
+        ask,
+        json=json,
+        told=lambda found: found,
+        drawn=_lite_table,
+    )
+
+
+def _lite_table(found: LiteBrokerState) -> Table:
+    figures = (
+        f"{found.light_queues:,} light queues of at most {found.light_queues_max:,},"
+        f" {found.subscriptions:,} subscriptions, {found.clients:,} clients with new messages,"
+        f" {found.popped:,} popped from"
+    )
+    rows = (
+        (each.topic, f"{each.expiration_minutes:,}" if each.expiration_minutes > 0 else "never", listed(each.groups))
+        for each in found.topics
+    )
+    head = ("topic", "expires after (min)", "groups")
+    return table(head, rows, right=(head[1],), title=f"{found.broker_name}: {figures}")

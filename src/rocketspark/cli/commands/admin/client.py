@@ -1,4 +1,4 @@
-"""`client list|show`: the producers and consumers that are connected to a cluster, and what one of them is doing."""
+"""`client list|show|show-lite`: producers and consumers that are connected, and what one of them is doing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocketspark.cli.texts import clock, counted
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
     from rocketspark.admin.clients import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ReadQueue,
         TopicRates,
     )
+    from rocketspark.admin.lite_topics import LiteClientState
 
 
 class Role(StrEnum):
@@ -194,3 +195,38 @@ def _rates_table(topics: Sequence[TopicRates]) -> Table:
 
 def _clock(ms: int) -> str:
     return clock(ms) if ms else ""
+
+
+@app.command("show-lite")
+def show_lite(
+    group: Annotated[str, typer.Argument(help="The consumer group.", show_default=False)],
+    client: Annotated[str, typer.Argument(metavar="ID", help="The client's id.", show_default=False)],
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many names of a broker at most.")] = 1000,
+    watch: Watch = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Print which lite topics a client subscribed to, and when it last asked for messages.
+
+    Example: `rocketspark client show-lite agents 10.0.0.7@4711#1`
+    """
+    run_watched(
+        at,
+        watch,
+        lambda operations: operations.show_lite_client(group, client, limit=limit),
+        json=json,
+        told=lambda found: found,
+        drawn=_lite_tables,
+    )
+
+
+def _lite_tables(found: Sequence[LiteClientState]) -> Group:
+    from rich.console import Group
+
+    def of_broker(each: LiteClientState) -> Table:
+        seen = f", asked for messages at {clock(each.seen_ms)}" if each.seen_ms > 0 else ""
+        few = f" ({len(each.names):,} shown)" if len(each.names) < each.count else ""
+        title = f"{each.broker_name}: {counted(each.count, 'lite topic')} of {each.topic}{few}{seen}"
+        return table(("lite topic",), ((name,) for name in each.names), title=title)
+
+    return Group(*map(of_broker, found))

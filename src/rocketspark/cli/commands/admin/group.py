@@ -1,4 +1,4 @@
-"""`group list|show|lag|lag-lite|members|reset|delete|create|set-mode`: consumer groups, their progress and settings."""
+"""`group list|show|lag|lag-lite|dispatch-lite|members|reset|delete|create|set-mode`: groups, progress and settings."""
 
 from __future__ import annotations
 
@@ -303,6 +303,29 @@ def _lite_lag_table(found: LiteGroupLag) -> Table:
     )
     title = f"{found.group}: {counted(found.lag, 'message')} behind in lite topics of {found.topic}"
     return table(("lite topic", "broker", "lag", "waits since"), rows, right=("lag",), title=title)
+
+
+@app.command("dispatch-lite")
+def dispatch_lite(
+    group: Name,
+    client: Annotated[
+        str | None, typer.Option("--client", metavar="ID", show_default=False, help="Only of this client.")
+    ] = None,
+    at: ClusterAccess = HERE,
+    json: Json = False,
+) -> None:
+    """Have brokers look through the lite topics of a group's clients at once for messages that wait.
+
+    They do so by themselves, some seconds later; clients that wait for messages then get them.
+
+    Example: `rocketspark group dispatch-lite agents`
+    """
+    names = run_operation(at, lambda operations: operations.dispatch_lite(group, client))
+    if json:
+        print_json({"group": group, "client_id": client, "brokers": names})
+        return
+    whose = f"group {shown(group)}" if client is None else f"client {shown(client)}"
+    print(f"the lite topics of {whose} are looked through on {listed(names)}")
 
 
 def _span(ms: int | None) -> str:

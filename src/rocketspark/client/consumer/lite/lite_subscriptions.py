@@ -90,16 +90,34 @@ class LiteSubscriptions:
         # Before the answer: messages may come sooner.
         self.names.add(name)
         try:
-            await self._tell(brokers, LiteAction.PARTIAL_ADD, [name], option)
+            told = await self._ask(brokers, LiteAction.PARTIAL_ADD, [name], option)
         except BaseException:
             self.names.discard(name)
+            self._tasks.begin(self._take_back(brokers, name))
             raise
+        failures = [result for result in told if result is not None]
+        if failures:
+            self.names.discard(name)
+            # One that refused has nothing; one that did not answer may have taken it.
+            took = [b for b, result in zip(brokers, told, strict=True) if not isinstance(result, ServerError)]
+            await self._take_back(took, name)
+            raise failures[0]
 
     async def remove(self, name: str) -> None:
         """End the subscription to a lite topic. Raises what a broker raises, TransportError."""
         if name in self.names:
             await self._tell(await self._brokers(), LiteAction.PARTIAL_REMOVE, [name])
             self.names.discard(name)
+
+    async def _take_back(self, brokers: Sequence[Peer], name: str) -> None:
+        """End a subscription that not every broker took."""
+        if name in self.names:
+            return
+        try:
+            async with asyncio.timeout(TROUBLE_S):
+                await self._tell(brokers, LiteAction.PARTIAL_REMOVE, [name])
+        except (RocketSparkError, TimeoutError) as e:
+            log.info("group %s: a broker forgets lite topic %s only in some minutes: %s", self._group, name, e)
 
     def tell_soon(self) -> None:
         """Have the brokers told anew, as one of them may have been started again."""
@@ -188,6 +206,14 @@ class LiteSubscriptions:
     async def _tell(
         self, brokers: Sequence[Peer], action: LiteAction, names: list[str], option: OffsetOption | None = None
     ) -> None:
+        for result in await self._ask(brokers, action, names, option):
+            if result is not None:
+                raise result
+
+    async def _ask(
+        self, brokers: Sequence[Peer], action: LiteAction, names: list[str], option: OffsetOption | None = None
+    ) -> list[BaseException | None]:
+        """Tell brokers of a change; return what each failed with, None for one that took it."""
         change = LiteSubscription(
             action=action,
             client_id=self._instance.client_id,
@@ -198,6 +224,4 @@ class LiteSubscriptions:
         )
         timeout_ms = self._instance.timeout_ms
         calls = (lite_api.subscribe(broker, change, timeout_ms=timeout_ms) for broker in brokers)
-        for result in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        return await asyncio.gather(*calls, return_exceptions=True)

@@ -1,0 +1,71 @@
+"""How far groups are behind in the lite topics of a topic together, as metrics tell it.
+
+Rule (LiteConsumerLagCalculator, 5.5.0): lite topics of which a group has no offset do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rocketspark.broker.parts import Tables
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.protocol import lite_topics
+from rocketspark.protocol.light_queues import QUEUE_ID
+from rocketspark.store.store import Store
+
+# Offsets that are looked at in one turn, and those whose messages are read: some ms.
+ROWS_IN_TURN, READS_IN_TURN = 4096, 512
+
+
+class LiteLag(NamedTuple):
+    """Messages that a group has not consumed, and when the oldest of them was stored, in ms; -1: unknown, or none."""
+
+    messages: int
+    oldest_ms: int
+
+
+class LiteLags:
+    """The lags of all groups. `run`: makes one step of some work in each turn of the loop, the first at once."""
+
+    def __init__(
+        self, settings: BrokerSettings, store: Store, tables: Tables, run: Callable[[Iterator[None]], None]
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._offsets = tables.offsets
+        self._run = run
+        self._found: dict[tuple[str, str], LiteLag] = {}
+        self._is_looking = False
+
+    def rows(self) -> dict[tuple[str, str], LiteLag]:
+        """Return the lags by group and parent topic. Where there are many offsets, they are those of the look that the
+        question before this one began.
+        """
+        if not self._is_looking:
+            self._is_looking = True
+            self._run(self._look())
+        return self._found
+
+    def _look(self) -> Iterator[None]:
+        try:
+            found: dict[tuple[str, str], LiteLag] = {}
+            weight = 0
+            for key, offsets in list(self._offsets.table.items()):
+                queue, _, group = key.rpartition("@")
+                lite, offset = lite_topics.of_queue(queue), offsets.get(QUEUE_ID)
+                weight += 1
+                if lite is not None and offset is not None:
+                    lag, oldest_ms = max(0, self._store.queue_range(queue, QUEUE_ID)[1] - offset), -1
+                    if lag and self._settings.lite_lag_time_metrics:
+                        oldest_ms = self._store.store_time_at(queue, QUEUE_ID, offset)
+                        weight += ROWS_IN_TURN // READS_IN_TURN
+                    known = found.get((group, lite.parent), LiteLag(0, -1))
+                    oldest = [ms for ms in (known.oldest_ms, oldest_ms) if ms >= 0]
+                    found[group, lite.parent] = LiteLag(known.messages + lag, min(oldest, default=-1))
+                if weight >= ROWS_IN_TURN:
+                    weight = 0
+                    yield
+            self._found = found
+        finally:
+            self._is_looking = False
