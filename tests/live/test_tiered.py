@@ -254,6 +254,7 @@ def test_a_broken_tier_holds_no_send_and_loses_nothing(tmp_path: Path) -> None:
             assert tiering.tier is not None
             low = server.store.stored_range(TOPIC, 0)[0]
             segments = tiering.tier._segments = Broken(str(tmp_path / "tier"))
+            assert dict(segments.sizes(""))
             for queue in tiering.tier.queues.values():
                 queue.log._store = queue.units._store = segments
             Broken.broken = True

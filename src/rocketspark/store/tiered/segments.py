@@ -65,6 +65,8 @@ class FolderSegments:
         self.root = root
         self._files = files or OsFiles()
         self._made: set[str] = set()
+        # By name, how long segments were when they were listed or written last.
+        self._known: dict[str, int] = {}
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
@@ -78,7 +80,9 @@ class FolderSegments:
                     size = os.stat(path).st_size
                 except OSError as e:
                     raise failure(e, "read", path) from e
-                yield os.path.relpath(path, self.root), size
+                key = os.path.relpath(path, self.root)
+                self._known[key] = size
+                yield key, size
 
     def probe(self, key: str, size: int) -> int:
         """Return the size that was found: a folder's listing is never behind."""
@@ -94,17 +98,26 @@ class FolderSegments:
                 self._look_for_top(key)
                 make_folder(self._files, folder)
                 self._made.add(folder)
-            if at and os.stat(path).st_size < at:
+            found = os.stat(path).st_size if at or os.path.exists(path) else 0
+            if found < at:
                 raise StoreUnwritable(f"{path} is shorter than the {at} bytes that were written: check the disk")
+            if self._is_of_others(key, found):
+                raise StoreUnwritable(f"{path} has grown: another store has written there since", retriable=True)
             # Cut first: what lies behind is of an upload that was not finished.
             self._files.create(path, at, keep=True)
             self._files.write_at(path, at, content)
             self._files.sync_file(path)
+            self._known[key] = at + len(content)
             if is_new:
                 self._files.sync_directory(folder)
         except OSError as e:
             self._made.discard(folder)
+            self._known[key] = max(self._known.get(key, 0), at + len(content))
             raise failure(e, "write", path, len(content)) from e
+
+    def _is_of_others(self, key: str, size: int) -> bool:
+        """Tell whether another store has written to a segment: it took the tier over while this process was halted."""
+        return size > self._known.get(key, 0)
 
     def _look_for_top(self, key: str) -> None:
         """Make no folder where the tier's disk is not mounted: its owner's file brings the broker's folder."""
@@ -126,8 +139,12 @@ class FolderSegments:
             raise failure(e, "read", path) from e
 
     def remove(self, key: str) -> None:
-        """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
-        remove_file(f"{self.root}/{key}")
+        """Remove a segment; nothing happens if it is not there, or has grown. Raises StoreUnwritable."""
+        path = f"{self.root}/{key}"
+        if os.path.exists(path) and self._is_of_others(key, os.path.getsize(path)):
+            return
+        remove_file(path)
+        self._known.pop(key, None)
 
     def whole(self, key: str) -> bytes | None:
         """Return the content of a small file that `put` wrote; None if it is not there. Raises StoreUnwritable."""

@@ -75,3 +75,25 @@ def test_a_tier_that_is_not_there_is_not_made_anew(tmp_path: Path, clock: list[f
     (tmp_path / "away").rename(tmp_path / "tier")
     clock[0] += SIGN_S
     one.hold()
+
+
+def test_a_store_that_was_halted_takes_nothing_from_the_one_that_took_the_tier_over(tmp_path: Path) -> None:
+    (tmp_path / "c/b").mkdir(parents=True)
+    halted, other = FolderSegments(str(tmp_path)), FolderSegments(str(tmp_path))
+    first, second = "c/b/t/0/COMMIT_LOG/1", "c/b/t/0/COMMIT_LOG/2"
+    halted.append(first, 0, b"one")
+    assert dict(other.sizes("c/b")) == {first: 3}
+    other.append(first, 3, b"two")
+    other.append(second, 0, b"three")
+    for key, at in ((first, 3), (second, 0)):
+        for _ in range(2):
+            with pytest.raises(StoreUnwritable, match="another store has written there"):
+                halted.append(key, at, b"x")
+            halted.remove(key)
+    assert [other.read(key, 0, 99) for key in (first, second)] == [b"onetwo", b"three"]
+    # Once it knows what is there it goes on; what lies behind an upload that failed is its own.
+    assert dict(halted.sizes("c/b")) == {first: 6, second: 5}
+    halted.append(first, 6, b"four")
+    halted.append(second, 3, b"e")
+    halted.remove(second)
+    assert dict(other.sizes("c/b")) == {first: 10}
