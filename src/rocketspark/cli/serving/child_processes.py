@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import string
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -131,6 +132,9 @@ class ChildProcess:
                 await self.start()
             except RocketSparkError as e:
                 log.error("%s", e)
+            except (OSError, subprocess.SubprocessError) as e:
+                # No memory, process or descriptor can be had just now.
+                log.error("%s cannot be started, it is tried again: %s", self.name, e)
 
     async def stop(self) -> None:
         """End the process cleanly."""

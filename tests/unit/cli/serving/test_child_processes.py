@@ -1,12 +1,17 @@
-"""Folders of the brokers that one `server` starts."""
+"""The processes that one `server` starts: their folders, and that they come back."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rocketspark.cli.serving.child_processes import store_folders, unserved_stores
+from rocketspark.cli.serving import child_processes
+from rocketspark.cli.serving.child_processes import ChildProcess, store_folders, unserved_stores
 
 LAYOUTS = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3)]
 
@@ -30,3 +35,34 @@ def test_stores_that_nobody_serves_are_found(tmp_path: Path, before: tuple[int, 
 def test_a_store_that_is_not_there_has_none(tmp_path: Path) -> None:
     assert unserved_stores(tmp_path / "none", store_folders(tmp_path / "none", "b", 2, 1)) == []
     assert store_folders(tmp_path, "b", 2, 1) == [tmp_path / "b-0", tmp_path / "b-1"]
+
+
+def test_one_that_died_comes_back_once_a_process_can_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[Any] = [1, OSError(errno.EAGAIN, "no process"), OSError(errno.EMFILE, "no descriptor"), None]
+
+    async def play() -> None:
+        back = asyncio.Event()
+
+        async def made(*words: str, **options: Any) -> Any:
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, OSError):
+                raise outcome
+            stdout = asyncio.StreamReader()
+            stdout.feed_data(b"ready proxy=127.0.0.1:8081\n")
+            if outcome is None:
+                back.set()
+            ended = asyncio.Event()
+            return SimpleNamespace(
+                stdout=stdout, pid=0, returncode=outcome, terminate=ended.set,
+                wait=lambda: ended.wait() if outcome is None else asyncio.sleep(0, outcome),
+            )  # fmt: skip
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", made)
+        monkeypatch.setattr(child_processes, "RESTART_PAUSE_S", 0)
+        child = ChildProcess("the proxy", "proxy", lambda port: [], 0)
+        await child.start()
+        child.keep()
+        await asyncio.wait_for(back.wait(), 10)
+        await child.stop()
+
+    asyncio.run(play())
