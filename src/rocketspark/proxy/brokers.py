@@ -159,7 +159,7 @@ class Brokers:
         life_s = settings.route_refresh_ms / 1000
         self._routes = _Cache(self._fetch_route, life_s)
         self._topic_types = _Cache(self._fetch_topic_type, life_s)
-        self._groups = _Cache(self._fetch_group, life_s)
+        self._groups: _Cache[tuple[str, GroupConfig] | None] = _Cache(self._fetch_group, life_s)
         # The one entry is the cluster.
         self._infos = _Cache(lambda _: self._cluster_info(), AGAIN_S)
 
@@ -218,7 +218,7 @@ class Brokers:
         return await self._topic_types.get(topic)
 
     async def _fetch_topic_type(self, topic: str) -> str:
-        silent: TransportError | None = None
+        silent: TransportError | None = NotSent(f"no broker that has topic {topic} is known")
         for broker in (await self.route(topic)).brokers:
             if broker.master is None:
                 continue
@@ -231,19 +231,24 @@ class Brokers:
             if config is not None:
                 found = config.attributes.get(MESSAGE_TYPE, NORMAL)
                 return found if found in KNOWN_TYPES else NORMAL
+            silent = None
         if silent is not None:
             raise silent
         return NORMAL
 
     async def group(self, group: str) -> GroupConfig | None:
         """Return a consumer group's settings, as the first master that knows it has them; None if none does."""
-        return await self._groups.get(group)
+        found = await self._groups.get(group)
+        return None if found is None else found[1]
 
-    async def _fetch_group(self, group: str) -> GroupConfig | None:
+    async def _fetch_group(self, group: str) -> tuple[str, GroupConfig] | None:
+        """Return a group's settings with the name of the broker that told them; None if brokers say it is not there."""
         header = headers.GroupHeader(group=group)
+        old = self._groups.old(group)
         silent: TransportError | None = None
         answered = False
-        for address in await self.masters():
+        masters = await self.masters_by_name()
+        for name, address in masters.items():
             try:
                 peer = await self._connections.get(address)
                 reply = await peer.request(
@@ -257,8 +262,11 @@ class Brokers:
             if reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 continue
             reply.raise_for_code(f"settings of group {group!r}")
-            return java_json.decode(reply.body, GroupConfig)
-        if silent is not None and (not answered or self._groups.old(group) is not None):
+            return name, java_json.decode(reply.body, GroupConfig)
+        # A NameServer that was started again knows no broker for a while, or not the one that knows the group.
+        if silent is None and (not answered or (old is not None and old[0] not in masters)):
+            silent = NotSent(f"no broker that knows group {group} is known to a NameServer")
+        if silent is not None and (not answered or old is not None):
             raise silent
         return None
 
@@ -267,9 +275,13 @@ class Brokers:
 
     async def masters(self) -> list[str]:
         """Return "host:port" of the masters of all brokers of the cluster."""
-        info = await self._cluster_info()
-        addresses = (broker.broker_addrs.get(0) for broker in info.broker_addr_table.values())
-        return [address for address in addresses if address]
+        return list((await self.masters_by_name()).values())
+
+    async def masters_by_name(self) -> dict[str, str]:
+        """Return "host:port" of the masters of all brokers of the cluster, by broker name."""
+        table = (await self._cluster_info()).broker_addr_table
+        addresses = {name: broker.broker_addrs.get(0) for name, broker in table.items()}
+        return {name: address for name, address in addresses.items() if address}
 
     async def peer_at(self, address: str) -> Peer:
         """Return the connection to the broker at this "host:port". Raises NotSent if it cannot be reached."""

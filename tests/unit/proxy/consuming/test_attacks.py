@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from tests.java.apache import ask
 from tests.support.patience import LIMIT_S
 from tests.unit.proxy.consuming.support import PUSH, Consumer, bodies, make_group, make_topic
 from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, world
@@ -18,6 +19,7 @@ from tests.unit.proxy.stalled import Stalled
 
 from rocketspark.errors import NotSent
 from rocketspark.model import BrokerData, TopicRoute
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.proxy import call as call_module
 from rocketspark.proxy import service as service_module
 from rocketspark.proxy.call import Call
@@ -159,10 +161,10 @@ def test_of_two_brokers_the_one_that_answers_tells_of_groups_and_types(
     make_topic(world.cluster.brokers[0], world.topic, kind="FIFO")
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         dead = f"127.0.0.1:{nobody.getsockname()[1]}"
-    masters, peer, route = brokers.masters, brokers.peer, brokers.route
+    masters, peer, route = brokers.masters_by_name, brokers.peer, brokers.route
 
-    async def all_masters() -> list[str]:
-        return [dead, *await masters()]
+    async def all_masters() -> dict[str, str]:
+        return {"dead": dead, **await masters()}
 
     async def peer_of(broker_name: str) -> Peer:
         return await (brokers.peer_at(dead) if broker_name == "dead" else peer(broker_name))
@@ -171,19 +173,63 @@ def test_of_two_brokers_the_one_that_answers_tells_of_groups_and_types(
         found = await route(topic)
         return msgspec.structs.replace(found, brokers=(BrokerData("C", "dead", {0: dead}), *found.brokers))
 
-    monkeypatch.setattr(brokers, "masters", all_masters)
+    monkeypatch.setattr(brokers, "masters_by_name", all_masters)
     monkeypatch.setattr(brokers, "peer", peer_of)
     monkeypatch.setattr(brokers, "route", route_of)
     assert world.consumer().settings.subscription.fifo
     assert not world.consumer(group=f"{world.group}-nowhere").settings.subscription.fifo
     assert world.proxy.run(lambda: brokers.topic_type(world.topic)) == "FIFO"
 
-    async def only_dead() -> list[str]:
-        return [dead]
+    async def only_dead() -> dict[str, str]:
+        return {"dead": dead}
 
-    monkeypatch.setattr(brokers, "masters", only_dead)
+    monkeypatch.setattr(brokers, "masters_by_name", only_dead)
     with pytest.raises(NotSent):
         world.proxy.run(lambda: brokers.group("of-which-nobody-tells"))
+
+
+@pytest.mark.shows("a NameServer that was started again, and knows no broker yet, makes no group or topic another one")
+def test_what_a_group_and_a_topic_are_holds_while_a_name_server_knows_no_broker(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers, broker = world.proxy.server.brokers, world.cluster.brokers[0]
+    make_group(broker, world.group, consume_message_orderly=True)
+    make_topic(broker, world.topic, kind="FIFO")
+    known: dict[str, str] = {}
+    masters, route = brokers.masters_by_name, brokers.route
+
+    async def known_masters() -> dict[str, str]:
+        return known
+
+    async def known_route(topic: str) -> TopicRoute:
+        found = await route(topic)
+        return found if known else msgspec.structs.replace(found, brokers=())
+
+    async def is_in_order(group: str) -> bool:
+        brokers._groups.clear()
+        found = await brokers.group(group)
+        return found is not None and found.consume_message_orderly
+
+    monkeypatch.setattr(brokers, "masters_by_name", known_masters)
+    monkeypatch.setattr(brokers, "route", known_route)
+    # Nothing is known yet, and nothing is made up.
+    with pytest.raises(NotSent):
+        world.proxy.run(lambda: brokers.group(world.group))
+    with pytest.raises(NotSent):
+        world.proxy.run(lambda: brokers.topic_type(world.topic))
+    known |= world.proxy.run(masters)
+    assert world.proxy.run(lambda: is_in_order(world.group))
+    assert world.proxy.run(lambda: brokers.topic_type(world.topic)) == "FIFO"
+    names = dict(known)
+    known.clear()
+    assert world.proxy.run(lambda: is_in_order(world.group))
+    # Another broker is there first, which has not got it.
+    answer = ask(broker, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext_fields={"groupName": world.group})
+    assert answer.code == 0
+    known["another"] = broker
+    assert world.proxy.run(lambda: is_in_order(world.group))
+    known |= names
+    assert not world.proxy.run(lambda: is_in_order(world.group))
 
 
 def test_handles_of_brokers_that_nobody_knows_cost_the_name_servers_nothing(
