@@ -119,3 +119,23 @@ def test_a_thousand_topics_and_groups(page: Page, tmp_path: Path) -> None:
         looks_right(page)
         page.goto(f"{home}/messages?topic=topic-0999")
         expect(page.get_by_text("That is all: 0 messages")).to_be_visible()
+
+
+SET_HIDDEN = """hidden => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+@pytest.mark.shows("console: any number of its pages can be open in one browser")
+def test_pages_that_nobody_sees_leave_their_connections_to_others(page: Page) -> None:
+    with run_cluster() as cluster, console(cluster.namesrv, requests_per_second=200) as home:
+        # A browser has six connections to one server. Without a head it takes each page for one that is seen.
+        for _ in range(8):
+            tab = page.context.new_page()
+            with tab.expect_request("**/events?*"):
+                tab.goto(home)
+            tab.evaluate(SET_HIDDEN, True)
+        with tab.expect_request("**/events?*"), tab.expect_response("**/samples?*") as response:
+            tab.evaluate(SET_HIDDEN, False)
+        assert response.value.ok

@@ -52,26 +52,52 @@
     }
   }
 
+  // The samples that the console keeps, null if it does not show them to this user any more.
+  async function kept(asked) {
+    const answer = await fetch("/samples" + asked);
+    return answer.ok ? answer.json() : null;
+  }
+
   async function begin() {
     const boxes = [...document.querySelectorAll("[data-plot]")].filter((box) => box.dataset.plot);
     if (!boxes.length && !document.querySelector("[data-live]")) return;
     const names = new Set(boxes.flatMap((box) => box.dataset.plot.split(",")));
     for (const each of document.querySelectorAll("[data-live]")) names.add(each.dataset.live);
     const asked = "?" + new URLSearchParams({ names: [...names].join(",") });
-    const answer = await fetch("/samples" + asked);
-    if (!answer.ok) return;
-    const samples = await answer.json();
+    const samples = await kept(asked);
+    if (samples === null) return;
     for (const box of boxes) draw(box, samples);
     let newest = samples.length ? samples[samples.length - 1][0] : 0;
-    const source = new EventSource("/events" + asked);
-    source.addEventListener("sample", (event) => {
-      const sample = JSON.parse(event.data);
-      if (sample[0] > newest) {
-        newest = sample[0];
-        take(sample);
-      }
-    });
-    addEventListener("pagehide", () => source.close());
+    let source = null;
+
+    function takeNewer(sample) {
+      if (sample[0] <= newest) return;
+      newest = sample[0];
+      take(sample);
+    }
+
+    // A browser has six connections to a console for all of its pages: one that nobody sees leaves its own to the others.
+    function rest() {
+      source?.close();
+      source = null;
+    }
+
+    function follow() {
+      if (source || document.hidden) return;
+      source = new EventSource("/events" + asked);
+      source.addEventListener("sample", (event) => takeNewer(JSON.parse(event.data)));
+    }
+
+    async function shownAgain() {
+      const missed = await kept(asked).catch(() => []);
+      if (missed === null) return;
+      missed.forEach(takeNewer);
+      follow();
+    }
+
+    follow();
+    document.addEventListener("visibilitychange", () => (document.hidden ? rest() : shownAgain()));
+    addEventListener("pagehide", rest);
     addEventListener("resize", () => {
       for (const { box, plot } of plots) plot.setSize({ width: Math.max(240, box.clientWidth), height: 190 });
     });
