@@ -41,9 +41,10 @@ class OffsetFiles(JsonFile[OffsetTable]):
 
     def write(self, text: bytes) -> None:
         """Replace both files; the first alone if there never were light queues. Raises StoreFull, StoreUnwritable."""
-        self._usual.write(text)
+        # The second first, as it has everything: after a kill in between it is the newer one, and is read alone.
         if self._has_light or self._paths[1].exists():
             self._light.write(with_light_groups(text))
+        self._usual.write(text)
 
 
 def with_light_groups(text: bytes) -> bytes:
