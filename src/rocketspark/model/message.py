@@ -89,6 +89,7 @@ class ReceivedMessage:
     """
 
     __slots__ = (
+        "_at",
         "_late",
         "body",
         "body_error",
@@ -120,6 +121,8 @@ class ReceivedMessage:
     # `record.decode_messages` leaves slots unset, so an assignment before the first look at any of them is lost:
     # messages are values, not to be set.
     _late: tuple[Any, ...] | None
+    # Of messages that share what `_late` has: where in it.
+    _at: int
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class ReceivedMessage:
 
     def __getattr__(self, name: str) -> Any:
         # Only called for a slot that is not set. Two threads may both come here, and both set the same.
-        if name == "_late" or name not in ReceivedMessage.__slots__:
+        if name[0] == "_" or name not in ReceivedMessage.__slots__:
             raise AttributeError(f"ReceivedMessage has no field {name!r}", name=name, obj=self)
         if name in ("body_error", "read_from", "receipt_handle"):
             return None  # Whoever knows of one sets it.
@@ -206,7 +209,7 @@ class ReceivedMessage:
             self._values()
 
     def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ReceivedMessage.__slots__ if name != "_late"}
+        return {name: getattr(self, name) for name in ReceivedMessage.__slots__ if name[0] != "_"}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ReceivedMessage) and self._values() == other._values()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rocketspark import machine
 from rocketspark.client.callbacks import Tasks
 from rocketspark.client.producer.gathered_sends import (
     BatchOutcome,
@@ -36,6 +37,12 @@ _LEAD, _AROUND_BYTES = lead_of(len(AFTER_ID))
 _pack_head = batch.pack_head
 # So many tags and sharding keys are kept with their encoded properties.
 KNOWN_MAX = 1 << 14
+# This part of a full batch goes to a queue to which nothing is on its way: each queue gathers for itself, and what is
+# in flight may not fill one. Less would cost more requests than the wait is worth.
+ENOUGH = 0.25
+# A batch whose time is over is held while another is on its way to its queue, and takes more; but no longer than this
+# part of its time budget, which runs already.
+HELD = 1 / 8
 
 
 class _Known(msgspec.Struct):
@@ -54,13 +61,17 @@ class _Known(msgspec.Struct):
 class Gathered(msgspec.Struct, eq=False):
     """What one request will hold: messages of one kind, encoded but for their ids, and who waits for each.
 
-    `own_ids`: by number, of messages that had an id before; then `heads` holds all of the message.
+    `own_ids`: by number, of messages that had an id before; then `heads` holds all of the message. `look_bytes`: at
+    this size the accumulator looks whether it is to be sent. `due_s`: the monotonic time since when it is held, 0 if it
+    is not.
     """
 
     topic: str
     queue: MessageQueue | None
     wait_store_ok: bool
     timer: asyncio.Handle
+    look_bytes: float
+    due_s: float = 0.0
     sends: list[Gatherable] = []
     heads: list[bytes] = []
     tails: list[bytes] = []
@@ -105,7 +116,8 @@ class Accumulator:
 
     With `linger_ms` 0 the sends of one turn of the loop go together, and nothing waits. A full batch is a send by
     `path`, with up to `attempts` attempts, whose time budget begins then. Sends to one queue go in the order in which
-    they came: each batch, and each send that goes alone, waits for the one before.
+    they came: each batch, and each send that goes alone, waits for the one before. While a batch is on its way to a
+    queue, the next one gathers on, until it is full; once none is, a quarter of `bytes_max` is enough.
     """
 
     def __init__(
@@ -125,6 +137,7 @@ class Accumulator:
         self._packing = packing
         self._linger_s = linger_ms / 1000
         self._bytes_max = bytes_max
+        self._enough_bytes = ENOUGH * bytes_max if linger_ms else bytes_max
         # Larger bodies do not go the short way; nor any of a producer with a namespace, which `encode` puts before.
         self._simple_max = 0 if packing.namespace else min(packing.over_bytes - 1, packing.body_bytes_max)
         self._known: dict[tuple[str, str | None, str | None], _Known] = {}
@@ -132,6 +145,8 @@ class Accumulator:
         self._unrouted: dict[str, list[tuple[str, Gatherable, EncodedMessage | None]]] = {}
         self._routing = Tasks()
         self._waiting: dict[Kind, Gathered] = {}
+        # How many batches each queue has that have not ended.
+        self._on_way: dict[MessageQueue, int] = {}
         # Made on the loop: a fork of the process that made the producer must not have the same ones.
         self._ids: UniqueIdBlocks | None = None
 
@@ -187,8 +202,8 @@ class Accumulator:
         sends = together.sends
         sends.append(waiting)
         together.size = size
-        if size >= self._bytes_max or len(sends) >= batch.COUNT_MAX:
-            self._flush(kind)
+        if size >= together.look_bytes or len(sends) >= batch.COUNT_MAX:
+            self._look(kind, together)
         return True
 
     def _known_as(self, topic: str, fields: MessageFields) -> _Known | None:
@@ -302,18 +317,59 @@ class Accumulator:
                 self._flush(_kind(topic, queue, not wait_store_ok))
             loop = asyncio.get_running_loop()
             if self._linger_s:
-                timer: asyncio.Handle = loop.call_later(self._linger_s, self._flush, kind)
+                timer: asyncio.Handle = loop.call_later(self._linger_s, self._be_due, kind)
             else:
-                timer = loop.call_soon(self._flush, kind)
-            together = self._waiting[kind] = Gathered(topic, queue, wait_store_ok, timer)
+                timer = loop.call_soon(self._be_due, kind)
+            look_bytes = self._bytes_max if queue is None else self._enough_bytes
+            together = self._waiting[kind] = Gathered(topic, queue, wait_store_ok, timer, look_bytes)
         if own_id is not None:
             together.own_ids[len(together)] = own_id
         together.sends.append(waiting)
         together.heads.append(head)
         together.tails.append(tail)
         together.size += size
+        if together.size >= together.look_bytes or len(together) >= batch.COUNT_MAX:
+            self._look(kind, together)
+
+    def _look(self, kind: Kind, together: Gathered) -> None:
+        """Send a batch that is full; or, at the end of the loop's turn, one that is large enough and whose queue is
+        free.
+        """
         if together.size >= self._bytes_max or len(together) >= batch.COUNT_MAX:
             self._flush(kind)
+            return
+        # Once only: when its queue becomes free, this is looked at again.
+        together.look_bytes = self._bytes_max
+        if together.queue not in self._on_way:
+            self._flush_soon(kind, together)
+
+    def _be_due(self, kind: Kind) -> None:
+        """Send a batch whose time is over, or hold it while another is on its way to its queue."""
+        together = self._waiting[kind]
+        if together.queue not in self._on_way:
+            self._flush(kind)
+            return
+        together.due_s = machine.monotonic()
+        together.timer = asyncio.get_running_loop().call_later(HELD * self._path.timeout_s, self._flush, kind)
+
+    def _flush_soon(self, kind: Kind, together: Gathered) -> None:
+        """Send a batch once the callbacks of this turn have run, which may add to it."""
+        together.timer.cancel()
+        together.timer = asyncio.get_running_loop().call_soon(self._flush, kind)
+
+    def note_end(self, queue: MessageQueue) -> None:
+        """Send what waited for the end of a batch to this queue, after the callers of that, who may add to it, are
+        woken.
+        """
+        left = self._on_way[queue] - 1
+        if left:
+            self._on_way[queue] = left
+            return
+        del self._on_way[queue]
+        for kind in (queue, (queue, False)):
+            together = self._waiting.get(kind)
+            if together is not None and (together.due_s or together.size >= self._enough_bytes):
+                self._flush_soon(kind, together)
 
     def _flush(self, kind: Kind) -> None:
         together = self._waiting.pop(kind, None)
@@ -327,10 +383,16 @@ class Accumulator:
             return
         if self._ids is None:
             self._ids = UniqueIdBlocks()
+        queue = together.queue
         out, ids = together.packed(self._ids.joined(len(together)))
-        whole = Batch(self._path, out, None, None, None, self._attempts, sends=together.sends, ids=ids)
-        if together.queue is not None:
-            whole.follow(together.queue)
+        whole = Batch(
+            self._path, out, None, None, None, self._attempts, sends=together.sends, ids=ids, gathering=self, to=queue
+        )
+        if queue is not None:
+            whole.follow(queue)
+            self._on_way[queue] = self._on_way.get(queue, 0) + 1
+            if together.due_s:
+                whole.end_s -= whole.began_s - together.due_s
         whole.begin_now()
 
     async def close(self) -> None:
@@ -347,10 +409,15 @@ class Batch(InFlightSend, kw_only=True):
 
     sends: Sequence[Gatherable]
     ids: Sequence[str]
+    gathering: Accumulator
+    # The queue for which it was gathered.
+    to: MessageQueue | None
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
         """Give each send of the batch its part of the result, or the error."""
         BatchOutcome(result, error, self.ids).tell(self.sends)
+        if self.to is not None:
+            self.gathering.note_end(self.to)
 
 
 def _kind(topic: str, queue: MessageQueue | None, wait_store_ok: bool) -> Kind:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import NamedTuple
+
+import numpy as np
 
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
@@ -19,16 +22,22 @@ from rocketspark.protocol.message.record_layout import (
     HOST_FLAGS,
     MAGIC_V1,
     MAGIC_V2,
+    PROPERTIES_LENGTH_BYTES,
     RECORD_BYTES_MIN,
     TOPIC_BYTES_MAX_V1,
     Buffer,
+    head_type,
     host_flags,
     only,
     properties_field,
     topic_field,
 )
+from rocketspark.protocol.message.record_places import at as numbers_at
+from rocketspark.protocol.message.record_places import find_records
 
+_SIZE = only("size").unpack_from
 _SYS_FLAG = only("sys_flag").unpack_from
+_BODY_BYTES = only("body_bytes").unpack_from
 
 
 class Record(NamedTuple):
@@ -188,6 +197,12 @@ def decode_all(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
 _PLAIN = only("size", "magic", "crc", "queue_offset", "position", "sys_flag", "body_bytes")
 # Flags of records that decode_messages leaves to the general way.
 _NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
+_HEADS = head_type("size", "magic", "crc", "queue_offset", "position", "sys_flag", "body_bytes")
+# A reply of fewer records, as its first one's size tells, is read one by one: arrays take 40 us whatever they hold.
+MANY = 32
+# So many records next to one another, of so many bytes together at most, are kept in one piece for the fields that are
+# read late: a message that is kept keeps no more than that.
+_KEPT_COUNT, _KEPT_BYTES = 16, 4096
 
 
 def _late(message: ReceivedMessage, broker_name: str, fixed: bytes, stored: bytes) -> None:
@@ -208,6 +223,75 @@ def _late(message: ReceivedMessage, broker_name: str, fixed: bytes, stored: byte
     message.message_id = pairs.get("UNIQ_KEY", offset_id)
     message.born_host = unpack_host(born_host)
     message.store_host = unpack_host(store_host)
+
+
+def _late_in_piece(message: ReceivedMessage, broker_name: str, piece: bytes) -> None:
+    """As `_late`, of some records next to one another, of which the message's begins at its `_at`."""
+    at = message._at
+    (size,), body_at = _SIZE(piece, at), at + FIXED_BYTES_V4
+    body_end = body_at + _BODY_BYTES(piece, at)[0]
+    properties_at = body_end + piece[body_end] + AFTER_BODY_BYTES_MIN
+    _late(message, broker_name, piece[at:body_at], piece[properties_at : at + size])
+
+
+def _many(data: bytes, broker_name: str) -> list[ReceivedMessage] | None:
+    """Return the messages of plain records of one topic, 0.6 us each; None if one of them may be anything else."""
+    try:
+        starts = find_records(data, (0, len(data)))
+    except RecordError:
+        return None
+    octets = np.frombuffer(data, np.uint8)
+    heads = numbers_at(octets, _HEADS)[starts]
+    sizes, crcs = heads["size"], heads["crc"]
+    ends, bodies_at = starts + sizes, starts + FIXED_BYTES_V4
+    bodies_end = bodies_at + heads["body_bytes"]
+    if (
+        (heads["magic"] != MAGIC_V1).any()
+        or (heads["sys_flag"] & _NOT_PLAIN).any()
+        or (heads["position"] < 0).any()
+        or (bodies_end < bodies_at).any()
+        or (bodies_end + AFTER_BODY_BYTES_MIN > ends).any()
+    ):
+        return None
+    topic_bytes = octets[bodies_end]
+    lengths_at = bodies_end + topic_bytes + 1
+    lengths_end = lengths_at + PROPERTIES_LENGTH_BYTES
+    if (
+        (topic_bytes != topic_bytes[0]).any()
+        or (lengths_end > ends).any()
+        or (lengths_end + numbers_at(octets, ">u2")[lengths_at] != ends).any()
+    ):
+        return None
+    first = data[bodies_end[0] : lengths_at[0]]
+    if numbers_at(octets, f"V{len(first)}")[bodies_end].tobytes() != first * len(starts):
+        return None
+    bodies = [data[begin:end] for begin, end in zip(bodies_at.tolist(), bodies_end.tolist(), strict=True)]
+    found = np.fromiter(map(checksums.crc32, bodies), np.int64, len(bodies)) & CRC_MASK
+    if ((found != crcs) & (crcs != 0)).any():
+        return None
+    together = max(1, min(_KEPT_COUNT, _KEPT_BYTES // int(sizes.max())))
+    cuts = [*starts[::together].tolist(), len(data)]
+    pieces = [(_late_in_piece, broker_name, data[cuts[i] : cuts[i + 1]]) for i in range(len(cuts) - 1)]
+    places = (starts - np.repeat(starts[::together], together)[: len(starts)]).tolist()
+    messages: list[ReceivedMessage] = []
+    append, new, kind, topic = (
+        messages.append,
+        ReceivedMessage.__new__,
+        ReceivedMessage,
+        first[1:].decode("utf-8", "replace"),
+    )
+    late = chain.from_iterable(repeat(piece, together) for piece in pieces)
+    offsets = heads["queue_offset"].tolist()
+    for body, queue_offset, size, place, piece in zip(bodies, offsets, sizes.tolist(), places, late):  # noqa: B905
+        message = new(kind)
+        message.topic = topic
+        message.body = body
+        message.queue_offset = queue_offset
+        message.stored_bytes = size
+        message._late = piece
+        message._at = place
+        append(message)
+    return messages
 
 
 class Inflation:
@@ -280,6 +364,12 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     topic_field, topic = b"", ""
     at, total, fixed = inflation.at if inflation is not None else 0, len(data), FIXED_BYTES_V4
     last = total - RECORD_BYTES_MIN
+    if not at and total >= MANY * RECORD_BYTES_MIN and total >= MANY * _SIZE(data)[0]:
+        many = None if _SYS_FLAG(data)[0] & not_plain else _many(data, broker_name)
+        if many is not None:
+            if inflation is not None:
+                inflation.at = total
+            return many
     while at < total:
         if at < last:
             size, magic, crc, queue_offset, position, sys_flag, body_length = unpack(data, at)

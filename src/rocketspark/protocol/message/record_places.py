@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +40,8 @@ _ITEM_BYTES_MIN = HEAD_BYTES + PROPERTIES_LENGTH_BYTES
 _OFFSET_MAX = (1 << 63) - 1
 
 
-def at(data: NDArray[np.uint8], kind: str) -> Ints:
-    """Return an array whose element i is the number of numpy type `kind` that begins at byte i of `data`."""
+def at(data: NDArray[np.uint8], kind: str | np.dtype[Any]) -> Ints:
+    """Return an array whose element i is what begins at byte i of `data`, of numpy type `kind`."""
     count = max(0, len(data) - np.dtype(kind).itemsize + 1)
     return np.ndarray((count,), kind, data.data, strides=(1,))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import RecordError
@@ -51,6 +54,12 @@ RECORDS = st.builds(
 )
 
 
+@pytest.fixture(autouse=True, params=[1, record.MANY], ids=["many", "few"])
+def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one record on they are decoded as many are, or one by one."""
+    monkeypatch.setattr(record, "MANY", request.param)
+
+
 def outcome(data: bytes, quick: bool) -> list[ReceivedMessage] | str:
     try:
         return record.decode_messages(data, "b") if quick else general(data, "b")
@@ -58,14 +67,17 @@ def outcome(data: bytes, quick: bool) -> list[ReceivedMessage] | str:
         return "RecordError"
 
 
-@settings(max_examples=300, deadline=None)
+SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SETTINGS
 @given(st.lists(RECORDS, max_size=4))
 def test_equal_on_records_of_all_kinds(records: list[bytes]) -> None:
     data = b"".join(records)
     assert outcome(data, quick=True) == outcome(data, quick=False)
 
 
-@settings(max_examples=500, deadline=None)
+@SETTINGS
 @given(st.lists(RECORDS, min_size=1, max_size=2), st.data())
 def test_equal_on_broken_records(records: list[bytes], data: st.DataObject) -> None:
     broken = bytearray(b"".join(records))
@@ -95,3 +107,42 @@ def test_inner_batches_among_plain_records() -> None:
         (9, b"2", "A"),
         (10, b"p", None),
     ]
+
+
+PLAIN = st.builds(
+    record.encode,
+    topic=st.just(b"t"),
+    queue_id=st.integers(0, 9),
+    queue_offset=st.integers(0, 1 << 40),
+    position=st.integers(0, 1 << 40),
+    body=st.one_of(st.binary(max_size=40), st.just(b"x" * 3000)),
+    properties=PROPERTIES,
+    flag=st.integers(-5, 5),
+    born_time_ms=st.integers(0, 1 << 45),
+    store_time_ms=st.integers(0, 1 << 45),
+    reconsume_times=st.integers(0, 20),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(PLAIN, max_size=40))
+def test_equal_on_many_plain_records(records: list[bytes]) -> None:
+    data = b"".join(records)
+    inflation = record.Inflation(1 << 20)
+    found = record.decode_messages(data, "b", inflation)
+    assert inflation.at == len(data)
+    assert [pickle.loads(pickle.dumps(message)) for message in found] == found == general(data, "b")
+
+
+def test_a_message_that_is_kept_keeps_little_else() -> None:
+    records = [
+        record.encode(topic=b"t", queue_id=0, queue_offset=i, position=i, body=b"x" * 100, properties=b"a\x01b\x02")
+        for i in range(1000)
+    ]
+    kept = record.decode_messages(b"".join(records), "b")[500]
+    assert kept._late is not None
+    assert sum(len(part) for part in kept._late if isinstance(part, bytes)) <= 4096
+    assert (kept.properties, kept.physical_offset) == ({"a": "b"}, 500)
+    # What it was read from is given back with the first look.
+    pieces: object = kept._late
+    assert pieces is None

@@ -8,8 +8,9 @@ import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.producer.test_producer import SEND, failing
 
-from rocketspark.client import AsyncProducer
-from rocketspark.errors import ConfigError, SendFailed
+from rocketspark.client import AsyncProducer, SendResult
+from rocketspark.client.options import ProducerOptions
+from rocketspark.errors import ConfigError, NotSent, SendFailed
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import properties, record
@@ -79,6 +80,49 @@ async def test_order_of_a_sharding_key_and_of_a_queue() -> None:
         sends += [producer.send("t", b"%d" % i, queue=queue) for i in range(100)]
         await asyncio.gather(*sends)
         assert bodies(fake, "t", 0) == bodies(fake, "t", 3) == [b"%d" % i for i in range(100)]
+
+
+@in_loop
+async def test_a_quarter_is_enough_for_a_free_queue() -> None:
+    async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=60_000, batch_bytes=2000) as producer:
+        waiting = asyncio.ensure_future(producer.send("t", b"x" * 500))
+        await asyncio.gather(*(producer.send("t", b"%d" % i * 300, sharding_key="x") for i in range(3)))
+        # All of one turn, and nothing of those without a key, which fill batches together.
+        assert (fake.broker.requests[BATCH], fake.broker.requests[SEND], waiting.done()) == (1, 0, False)
+        await producer.close()
+        await waiting
+
+
+@in_loop
+async def test_what_comes_while_a_queue_is_busy_goes_together() -> None:
+    options: ProducerOptions = {"linger_ms": 1, "send_timeout_ms": 60_000, "retries": 20}
+    async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", **options) as producer:
+        sends: list[asyncio.Future[SendResult]] = []
+        fake.broker.rules[SEND] = lambda header, body: (1, "as told") if len(sends) < 9 else None
+        sends.append(asyncio.ensure_future(producer.send("t", b"first", sharding_key="x")))
+        await until(lambda: fake.broker.requests[SEND])
+        for i in range(8):
+            sends.append(asyncio.ensure_future(producer.send("t", b"%d" % i, sharding_key="x")))
+            await asyncio.sleep(0.002)
+        results = await asyncio.gather(*sends)
+        assert fake.broker.requests[BATCH] == 1
+        assert [r.queue_offset for r in results] == list(range(9))
+        assert bodies(fake, "t", 0) == [b"first", *(b"%d" % i for i in range(8))]
+
+
+@in_loop
+async def test_a_busy_queue_holds_nothing_beyond_its_time() -> None:
+    async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=1, send_timeout_ms=300) as producer:
+        fake.broker.silent = {SEND, BATCH}
+        began_s = asyncio.get_running_loop().time()
+        sends = []
+        for i in range(6):
+            sends.append(asyncio.ensure_future(producer.send("t", b"%d" % i, sharding_key="x")))
+            await asyncio.sleep(0.01)
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(o, SendFailed | NotSent) for o in outcomes)
+        # One budget for those that were held, not one after the other's.
+        assert asyncio.get_running_loop().time() - began_s < 0.55
 
 
 @in_loop

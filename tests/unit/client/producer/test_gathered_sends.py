@@ -51,7 +51,7 @@ class Handle(asyncio.Handle):
 
 
 def gathered(messages: list[Message], packing: PackingSettings) -> Gathered:
-    together = Gathered("t", None, messages[0].wait_store_ok, Handle())
+    together = Gathered("t", None, messages[0].wait_store_ok, Handle(), 0)
     for message in messages:
         made = encode(message, packing)
         assert made is not None
