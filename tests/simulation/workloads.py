@@ -10,7 +10,7 @@ import asyncio
 import random
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.simulation.histories import Acked, Committed, Ended, Read, Recalled, Sent, noted
@@ -208,14 +208,32 @@ class Workload:
 
     async def send_each(self, node: Node, topic: str, queues: int, steps: list[Operation]) -> None:
         """Send a message to a queue of its number for each step, whose `body` says what."""
+
+        def message_of(step: Operation) -> Message:
+            return Message(topic, _content(step["body"], step.get("bytes", 0)))
+
+        def queue_of(step: Operation) -> MessageQueue:
+            return MessageQueue(topic, self.cluster.name, step["number"] % queues)
+
+        await self.send_messages(node, f"{node.name}-g", topic, steps, message_of, queue_of)
+
+    async def send_messages(
+        self,
+        node: Node,
+        group: str,
+        way: str,
+        steps: list[Operation],
+        message_of: Callable[[Operation], Message],
+        queue_of: Callable[[Operation], MessageQueue | None] = lambda step: None,
+    ) -> None:
+        """Send the message of each step as a producer of a group, to the queue that `queue_of` names, or to any."""
         async with AsyncProducer(
-            self.cluster.namesrv_address, f"{node.name}-g", send_timeout_ms=SEND_TIMEOUT_MS, retries=self.retries
+            self.cluster.namesrv_address, group, send_timeout_ms=SEND_TIMEOUT_MS, retries=self.retries
         ) as producer:
 
             async def send(step: Operation) -> None:
-                queue = MessageQueue(topic, self.cluster.name, step["number"] % queues)
-                message = Message(topic, _content(step["body"], step.get("bytes", 0)))
-                await self.sent(topic, node, (step["body"],), lambda: producer.send(message, queue=queue))
+                message, queue = message_of(step), queue_of(step)
+                await self.sent(way, node, (step["body"],), lambda: producer.send(message, queue=queue))
 
             await self.in_turn(steps, send)
 
@@ -277,6 +295,17 @@ class Workload:
         if member["dies"]:
             self.world.at(member["until"], node.kill)
         return node.start(lambda node: self.consume(node, member, read))
+
+    def begin_readers(
+        self, members: Iterable[Operation], groups: Mapping[str, str], topics: Sequence[str]
+    ) -> list[Process]:
+        """Start members that read topics, each in the group that `groups` has for how it reads."""
+
+        def reading(how: str) -> Callable[..., Awaitable[Any]]:
+            read = {"pull": self.pull, "push": self.push, "pop": self.pop}[how]
+            return lambda node, is_over: read(node, is_over, groups[how], topics)
+
+        return [self.begin(member, reading(member["how"])) for member in members]
 
     async def pull(self, node: Node, ended: IsOver, group: str = "pull", topics: Sequence[str] = PULLED) -> None:
         """Read as a member of a group that polls."""

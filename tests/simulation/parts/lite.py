@@ -15,7 +15,7 @@ from tests.simulation.checker import View, rule
 from tests.simulation.histories import kind
 from tests.simulation.parts.part import Part, Step, members, of_kind, sends
 
-from rocketspark import AsyncLitePushConsumer, AsyncLiteSimpleConsumer, AsyncProducer, Message, ReceivedMessage
+from rocketspark import AsyncLitePushConsumer, AsyncLiteSimpleConsumer, Message, ReceivedMessage
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.protocol import lite_topics
@@ -93,15 +93,10 @@ def start(work: Workload, steps: list[Step]) -> list[Any]:
 
 
 async def _send(work: Workload, node: Node, steps: list[Step]) -> None:
-    async with AsyncProducer(
-        work.cluster.namesrv_address, "p-lite-senders", send_timeout_ms=2000, retries=work.retries
-    ) as producer:
+    def message_of(step: Step) -> Message:
+        return Message(TOPIC, f"{step['body']} ".encode(), lite_topic=step["name"])
 
-        async def send(step: Step) -> None:
-            message = Message(TOPIC, f"{step['body']} ".encode(), lite_topic=step["name"])
-            await work.sent("lite", node, (step["body"],), lambda: producer.send(message))
-
-        await work.in_turn(steps, send)
+    await work.send_messages(node, "p-lite-senders", "lite", steps, message_of)
 
 
 async def _subscribe(consumer: AsyncLiteSimpleConsumer | AsyncLitePushConsumer, is_over: Callable[[], bool]) -> None:

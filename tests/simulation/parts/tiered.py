@@ -89,13 +89,9 @@ def _reached(name: str, call: Any) -> Any:
 
 
 def start(work: Workload, steps: list[Step]) -> list[Any]:
-    def reading(how: str) -> Any:
-        read = {"pull": work.pull, "push": work.push, "pop": work.pop}[how]
-        return lambda node, is_over: read(node, is_over, GROUPS[how], [TOPIC])
-
     world = work.world
     return [
-        *(work.begin(member, reading(member["how"])) for member in of_kind(steps, "member")),
+        *work.begin_readers(of_kind(steps, "member"), GROUPS, [TOPIC]),
         world.node("tier-sender").start(lambda node: work.send_each(node, TOPIC, QUEUES, of_kind(steps, "send"))),
         *(
             world.node("tier-folder").start(lambda node, step=step: _be_away(node, step))

@@ -13,7 +13,7 @@ from tests.simulation.histories import Sent, kind
 from tests.simulation.parts.audit import Held, audit
 from tests.simulation.parts.part import Part, Step, members, of_kind, times
 
-from rocketspark import AsyncProducer, Message
+from rocketspark import Message
 from rocketspark.admin.operations import AsyncAdmin
 
 if TYPE_CHECKING:
@@ -62,28 +62,19 @@ def draw(chance: random.Random, end_s: float) -> list[Step]:
 
 
 def start(work: Workload, steps: list[Step]) -> list[Any]:
-    def reading(how: str) -> Any:
-        read = {"pull": work.pull, "push": work.push}[how]
-        return lambda node, is_over: read(node, is_over, GROUPS[how], TOPICS)
-
     world = work.world
     return [
-        *(work.begin(member, reading(member["how"])) for member in of_kind(steps, "member")),
+        *work.begin_readers(of_kind(steps, "member"), GROUPS, TOPICS),
         world.node("life-sender").start(lambda node: _send(work, node, of_kind(steps, "send"))),
         world.node("life-operator").start(lambda node: _operate(work, of_kind(steps, "change"))),
     ]
 
 
 async def _send(work: Workload, node: Node, steps: list[Step]) -> None:
-    async with AsyncProducer(
-        work.cluster.namesrv_address, "life-senders", send_timeout_ms=2000, retries=work.retries
-    ) as producer:
+    def message_of(step: Step) -> Message:
+        return Message(step["topic"], f"{step['body']} ".encode())
 
-        async def send(step: Step) -> None:
-            message = Message(step["topic"], f"{step['body']} ".encode())
-            await work.sent("life", node, (step["body"],), lambda: producer.send(message))
-
-        await work.in_turn(steps, send)
+    await work.send_messages(node, "life-senders", "life", steps, message_of)
 
 
 async def _operate(work: Workload, steps: list[Step]) -> None:

@@ -14,7 +14,7 @@ from tests.simulation.checker import View, rule
 from tests.simulation.histories import kind
 from tests.simulation.parts.part import Part, Step, members, of_kind, sends
 
-from rocketspark import AsyncProducer, AsyncSimpleConsumer, Message
+from rocketspark import AsyncSimpleConsumer, Message
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.protocol.pop_answers import ReceiptHandle
 
@@ -81,16 +81,11 @@ def start(work: Workload, steps: list[Step]) -> list[Any]:
 
 
 async def _send(work: Workload, node: Node, steps: list[Step]) -> None:
-    async with AsyncProducer(
-        work.cluster.namesrv_address, "p-urgent-senders", send_timeout_ms=2000, retries=work.retries
-    ) as producer:
+    def message_of(step: Step) -> Message:
+        work.note(Urged(step["body"], step["priority"]))
+        return Message(TOPIC, f"{step['body']} ".encode(), priority=step["priority"])
 
-        async def send(step: Step) -> None:
-            message = Message(TOPIC, f"{step['body']} ".encode(), priority=step["priority"])
-            work.note(Urged(step["body"], step["priority"]))
-            await work.sent("urgent", node, (step["body"],), lambda: producer.send(message))
-
-        await work.in_turn(steps, send)
+    await work.send_messages(node, "p-urgent-senders", "urgent", steps, message_of)
 
 
 async def _pop(work: Workload, node: Node, is_over: Callable[[], bool]) -> None:
