@@ -1,9 +1,9 @@
-"""Bits that flip on a disk: told, and nothing else is lost. The planted defects are those of `group_mutants`."""
+"""Bits that flip on a disk, or under a running broker. The planted defects are those of `group_mutants`."""
 
 from __future__ import annotations
 
 import pytest
-from tests.simulation.test_world import outcomes
+from tests.simulation.test_world import outcomes, outcomes_of
 
 SEEDS = range(1, 13)
 
@@ -17,3 +17,18 @@ def test_flipped_bits_are_told_and_take_nothing_else_with_them(scenario: str) ->
     found = outcomes(f"tests.simulation.flips:{scenario}", *SEEDS)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
     assert sum(outcome["states"].get("damaged logs", 0) for outcome in found) > 3
+
+
+# Found: a unit of a consume queue that was written since the start held up its queue (4, 6, 28, 39).
+RUNNING = [("alone", 4), ("alone", 6), ("alone", 28), ("alone", 39), ("of_a_replica", 1), ("of_a_replica", 2)]
+
+
+@pytest.mark.shows(
+    "bits that flip in the log, the queues, the index or the timers of a running broker: no reader stops there, nothing"
+    " is given as another message, and a replica that is whole gives all"
+)
+def test_bits_that_flip_under_a_running_broker_hurt_what_they_hit_alone() -> None:
+    found = outcomes_of([(f"tests.simulation.running_flips:{scenario}", seed) for scenario, seed in RUNNING])
+    errors = {pair: outcome["error"] for pair, outcome in zip(RUNNING, found, strict=True) if outcome["error"]}
+    assert errors == {}
+    assert all(outcome["states"]["bits flipped"] for outcome in found)

@@ -1,8 +1,8 @@
 """Units of consume queues that lead to no record, or to another one: found against the record's own queue and offset.
 
 Rule: a wrong unit is made anew from the log between its neighbours, or its message is told as gone; no reader stops at
-it. Units that were written since the start, into the file that is written to, are not looked at. In a batch queue a
-unit has no fixed place for a message, so all units of a file are looked at once one is found wrong."""
+it. Tags codes that were written since the start, into the file that is written to, are not looked at. In a batch queue
+a unit has no fixed place for a message, so all units of a file are looked at once one is found wrong."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from rocketspark.store.consumequeue.consume_queue import (
     UNIT_TYPE,
     ConsumeQueue,
     belongs,
+    is_of_topic,
 )
 from rocketspark.store.consumequeue.consume_queue_ext import is_address
 
@@ -46,6 +47,8 @@ _GIVEN_UP_MAX = 10_000
 _NEWS_MAX = 100
 _HEAD = record_layout.head_type("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes")
 _QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
+_SIZE = record_layout.only("size").unpack_from
+_STATED = record_layout.only("size", "queue_id", "queue_offset", "position", "sys_flag", "body_bytes").unpack_from
 _POSITION = record_layout.only("position").unpack_from
 
 
@@ -137,6 +140,24 @@ class UnitRepair:
                     known.add(code)
                 else:
                     self._put(queue, {offset + row: (position, size, right)}, offset + row)
+
+    def fits(
+        self, queue: ConsumeQueue, offset: int, count: int, pieces: list[memoryview], places: tuple[int, ...]
+    ) -> bool:
+        """Tell whether the pieces of the log that units lead to are the queue's next `count` messages from `offset` on.
+
+        `places`: position and size of each message's record, or of the first and the last alone. Of one piece the ends
+        are looked at, as the sizes between them make up its length. 1 us for one piece, 15 us for 32.
+        """
+        if len(pieces) == 1:
+            whole, size = pieces[0], places[-1]
+            last = whole[max(len(whole) - size, 0) :]
+            if len(last) != size or not _are_of(queue, offset + count - 1, [last], places[-2:-1]):
+                return False
+            return count == 1 or _are_of(queue, offset, [whole[: _SIZE(whole)[0]]], places[:1])
+        if len(places) != 2 * count:
+            return self._right_until(queue, offset, count, 1 << 62) >= count
+        return _are_of(queue, offset, pieces, places[::2])
 
     def is_right(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> bool:
         """Tell whether a unit is right: whether the queue's record of this offset and size is at `position`."""
@@ -265,6 +286,30 @@ class UnitRepair:
         if is_address(code) and queue.ext is not None and queue.ext.get(code) is not None:
             return code
         return unit_code_of(queue, found)
+
+
+def _are_of(queue: ConsumeQueue, offset: int, pieces: list[memoryview], positions: tuple[int, ...]) -> bool:
+    """Tell whether pieces of the log, by their positions, are the whole records of a queue's messages from `offset` on.
+
+    All in one loop, as each read waits for it: some 0.4 us a piece.
+    """
+    queue_id, suffix = queue.queue_id, queue.suffix
+    width, is_light = len(suffix), queue.topic.startswith(SHARED)
+    for piece, position in zip(pieces, positions, strict=True):
+        if len(piece) < RECORD_BYTES_MIN:
+            return False
+        size, stated_id, stated_offset, stated, flags, body_bytes = _STATED(piece)
+        if size != len(piece) or stated != position:
+            return False
+        # The records of a light queue are of other topics, and have offsets there.
+        if not is_light:
+            at = FIXED_BYTES_V4 + body_bytes
+            if stated_id != queue_id or stated_offset != offset:
+                return False
+            if piece[at : at + width] != suffix and not (flags & HOST_FLAGS and is_of_topic(piece, queue)):
+                return False
+        offset += 1
+    return True
 
 
 def right_units(log: CommitLog, queue: ConsumeQueue, offsets: NDArray[Any], units: NDArray[Any]) -> NDArray[np.bool_]:

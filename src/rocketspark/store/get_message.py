@@ -252,7 +252,7 @@ class MessageReader:
         count, total = so_far.messages, so_far.size
         found: list[tuple[int, int]] = []
         oldest, damaged = self.log.min_position, bool(self.log.damaged)
-        loaded_next, record_at = queue.loaded_next, self.log.record_at
+        record_at = self.log.record_at
         for offset, (position, size, code) in with_tags_codes(queue, queue_offset, units_max, codes):
             if size == GAP_SIZE or position < oldest or (damaged and self.log.is_damaged(position)):
                 if offset == queue_offset:
@@ -262,7 +262,7 @@ class MessageReader:
                 continue
             if count and (total + size > bytes_max or count >= count_max):
                 break
-            if offset < loaded_next and not self.mender.is_right(queue, offset, position, size):
+            if not self.mender.is_right(queue, offset, position, size):
                 if offset == queue_offset:
                     return self._mended_or_passed(queue, offset)
                 break
@@ -335,7 +335,9 @@ class MessageReader:
         # A gap is larger than any limit.
         if log.damaged:
             return None
-        if total > bytes_max or total >= GAP_SIZE or first < log.min_position or end > start + log.file_bytes:
+        if total > bytes_max or total >= GAP_SIZE:
+            return None
+        if not log.min_position <= first < end <= min(start + log.file_bytes, log.written):
             return None
         stored = log.mapped_files.get(start).view
         if end - first == total:
@@ -346,6 +348,8 @@ class MessageReader:
             records = [stored[a - start : b - start] for a, b in runs]
         else:
             return None
+        if not self.mender.fits(queue, queue_offset, count, records, found or (first, 0, last, size)):
+            return None
         return GetMessageResult(GetStatus.FOUND, records, count, total, queue_offset + count, queue.min, high)
 
     def _mended_or_removed(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> GetMessageResult | None:
@@ -354,7 +358,7 @@ class MessageReader:
         A unit that leads to a place before the log's oldest record may be damaged.
         """
         before_oldest = size != GAP_SIZE and position < self.log.min_position
-        if before_oldest and offset < queue.loaded_next and self.mender.mend(queue, offset):
+        if before_oldest and (position < 0 or offset < queue.loaded_next) and self.mender.mend(queue, offset):
             return None
         return self._removed(queue, offset)
 
@@ -490,7 +494,7 @@ class MessageReader:
                 high = middle
                 continue
             position, size, _ = queue.unit(following)
-            if following < queue.loaded_next and not self.mender.is_right(queue, following, position, size):
+            if not self.mender.is_right(queue, following, position, size):
                 self.mender.mend(queue, following)
                 position = queue.unit(following)[0]
             stored = self.log.store_time_at(position)
