@@ -25,9 +25,10 @@ from rocketspark.store.commitlog.dispatch import unit_code_of
 from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
-from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue, places, sizes
+from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX, is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
+from rocketspark.store.consumequeue.unit_rows import places, sizes
 from rocketspark.store.deleted_topics import DeletedTopics
 from rocketspark.store.index.index_file import PAUSE
 from rocketspark.store.index.index_service import IndexService

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +30,8 @@ RESERVE_STEP_BYTES_MAX = 64 << 10
 # So many units a new queue keeps in memory before it needs a file: that takes 150 us to make, and few queues stay small
 # for long. Until then a flush makes it, in a thread; after a kill the log has them.
 UNITS_WITHOUT_FILE = 32
+# Of them there is memory for so many at first, as most light queues have few.
+UNITS_AT_FIRST = 4
 _NO_MAP = memoryview(bytearray())
 # Oldest units that are looked at for one that is right.
 _OLDEST_MAX = 1000
@@ -39,18 +40,6 @@ SHARED = b"%LMQ%"
 _IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
 # Tells the whole record at a physical offset; None if none begins there.
 RecordAt = Callable[[int], memoryview | None]
-
-
-@cache
-def places(count: int) -> struct.Struct:
-    """Return the struct that unpacks physical offset and size of `count` units in a row, without their tags codes."""
-    return struct.Struct(">" + "qi8x" * count)
-
-
-@cache
-def sizes(count: int) -> struct.Struct:
-    """Return the struct that unpacks only the record sizes of `count` units in a row."""
-    return struct.Struct(">" + "8xi8x" * count)
 
 
 class ConsumeQueue:
@@ -336,13 +325,12 @@ class ConsumeQueue:
         """
         mapped_files = self.mapped_files
         if self._early is not None:
+            if len(self._early) < min(UNITS_WITHOUT_FILE * UNIT_BYTES, mapped_files.size):
+                return self._keep_in_memory(UNITS_WITHOUT_FILE)
             self._leave_memory()
         elif self.at == self.start == 0 and not mapped_files.starts and not self.is_batch:
             self._early_stored = 0
-            self._early = bytearray(min(UNITS_WITHOUT_FILE * UNIT_BYTES, mapped_files.size))
-            self.map = memoryview(self._early)
-            self.limit = self.reserved = len(self._early)
-            return 0
+            return self._keep_in_memory(UNITS_AT_FIRST)
         step = self._step()
         if self.at >= mapped_files.size or not mapped_files.starts:
             start = self.start + (self.at if self.at >= mapped_files.size else 0)
@@ -367,6 +355,15 @@ class ConsumeQueue:
         if self.limit <= self.at:
             self.reserved = mapped_files.reserve(self.start + self.at, step) - self.start
             self.limit = self.reserved - self.reserved % self.unit_bytes
+        return self.at
+
+    def _keep_in_memory(self, count: int) -> int:
+        early = bytearray(min(count * UNIT_BYTES, self.mapped_files.size))
+        early[: self.at] = self.map[: self.at]
+        with self._active.lock:
+            self._early = early
+        self.map = memoryview(early)
+        self.limit = self.reserved = len(early)
         return self.at
 
     def _leave_memory(self) -> None:
@@ -398,7 +395,7 @@ class ConsumeQueue:
         """Make room for `count` units in a row, so that a batch is written whole or not at all."""
         if self.at >= self.limit:
             self.make_room()
-        if self._early is not None and self.at + count * self.unit_bytes > self.limit:
+        while self._early is not None and self.at + count * self.unit_bytes > self.limit:
             self.make_room()
         if self.ext is not None:
             self.ext.make_room(count)

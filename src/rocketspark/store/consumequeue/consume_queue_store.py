@@ -28,6 +28,8 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _SHARED = SHARED.decode()
 # Half messages, timers: what is parked there keeps the flags it came with.
 _SYSTEM_PREFIX = "RMQ_SYS_"
+# The ids of each of the many topics with one queue, such as light queues: a set of its own takes 216 bytes.
+_FIRST_ALONE = frozenset({0})
 # Between two flushes.
 REMOVED_AT_ONCE = 256
 # Queues whose files are put on the disk together.
@@ -90,7 +92,7 @@ class ConsumeQueueStore:
         self._gone: list[ConsumeQueue] = []
         self._active = ActiveQueues(active_max)
         self._by_name: dict[tuple[str, int], ConsumeQueue] = {}
-        self._known: dict[str, set[int]] = {}
+        self._known: dict[str, Collection[int]] = {}
         self._keys: dict[str, TopicKeys] = {}
 
     def scan(self) -> None:
@@ -234,7 +236,11 @@ class ConsumeQueueStore:
             self._enter(found)
             if name.startswith(_SHARED) and name not in self._known:
                 self.light_count += 1
-            self._known.setdefault(name, set()).add(queue_id)
+            ids = self._known.get(name, ())
+            if isinstance(ids, set):
+                ids.add(queue_id)
+            else:
+                self._known[name] = {*ids, queue_id} if ids or queue_id else _FIRST_ALONE
         return found
 
     def can_have(self, topic: bytes) -> bool:
@@ -578,7 +584,7 @@ class ConsumeQueueStore:
         self.by_bytes[queue.topic, queue.queue_id] = queue
 
 
-def _listed(directory: str) -> Iterator[tuple[str, set[int]]]:
+def _listed(directory: str) -> Iterator[tuple[str, Collection[int]]]:
     """Yield topics and queue ids that have a folder."""
     try:
         topics = os.listdir(directory)
@@ -591,7 +597,7 @@ def _listed(directory: str) -> Iterator[tuple[str, set[int]]]:
             continue
         ids = {int(name) for name in names if name.isascii() and name.isdigit()}
         if ids:
-            yield topic, ids
+            yield topic, _FIRST_ALONE if ids == _FIRST_ALONE else ids
 
 
 def _deepest_first(directory: str) -> Iterator[str]:

@@ -27,15 +27,29 @@ def key_hash(key: str) -> int:
 
 
 class TopicKeys:
-    """The part of the index keys that is the same for all messages of a topic, hashed once."""
+    """The part of the index keys that is the same for all messages of a topic, hashed once.
+
+    Light queues never need it: their messages' keys are those of the topic that they were sent to.
+    """
 
     __slots__ = ("_tag_hashes", "name", "prefix_hash", "tag_prefix_hash")
 
+    prefix_hash: int
+    tag_prefix_hash: int
+
     def __init__(self, name: str) -> None:
         self.name = name
-        self.prefix_hash = string_hash(f"{name}#") & 0xFFFFFFFF
-        self.tag_prefix_hash = string_hash(f"{name}#T#") & 0xFFFFFFFF
         self._tag_hashes: dict[bytes, int] = {}
+
+    def __getattr__(self, attribute: str) -> int:
+        """Hash what is asked for the first time."""
+        if attribute == "prefix_hash":
+            self.prefix_hash = found = string_hash(f"{self.name}#") & 0xFFFFFFFF
+        elif attribute == "tag_prefix_hash":
+            self.tag_prefix_hash = found = string_hash(f"{self.name}#T#") & 0xFFFFFFFF
+        else:
+            raise AttributeError(attribute)
+        return found
 
     def tag_hash(self, tags: bytes) -> int:
         """Return the unsigned hash of `topic#T#tags`."""

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,20 @@ def test_many_queues_take_little_and_are_there_after_a_kill(tmp_path: Path, send
     again.close()
 
 
+@pytest.mark.shows("a light queue takes some 2 kB of memory")
+def test_a_queue_of_few_messages_takes_little_memory(make_store: Any, send: Any) -> None:
+    store, count = make_store(), 400
+    send(store, "first", 0, b"0")
+    tracemalloc.start(1)
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(count):
+        # The topic of an own message is hashed for the index, that of a light queue is not.
+        store.consume_queues.make(b"%%LMQ%%$chats$session-%d" % number, 0).put(number, 100, 0, NOW_MS)
+    taken = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+    assert taken < 2300
+
+
 def killed(store: Store, to: Path) -> Path:
     """The directory as a killed process leaves it: what was written to maps is in the files."""
     shutil.copytree(store.settings.root, to)
@@ -134,8 +149,8 @@ def bodies(store: Store, queue_id: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("flushes", [(), (1,), (31,), (32,), (33,), (1, 5, 31, 32, 40)])
-@pytest.mark.parametrize("count", [1, 31, 32, 33, 60, 130])
+@pytest.mark.parametrize("flushes", [(), (1,), (4,), (31,), (32,), (33,), (1, 5, 31, 32, 40)])
+@pytest.mark.parametrize("count", [1, 5, 31, 32, 33, 60, 130])
 def test_a_queue_goes_from_memory_to_files(
     count: int, flushes: tuple[int, ...], make_store: Any, send: Any, tmp_path: Path
 ) -> None:
