@@ -236,19 +236,28 @@ def test_a_directory_that_cannot_be_read_is_told_plainly(tmp_path: Path) -> None
         config_files.read(str(path))
 
 
+NO_FILES = "too many open files; raise the limit"
+
+
 @pytest.mark.shows(
     "mended: a failed flush of a queue (EMFILE) does not stop appends",
     "mended: EMFILE makes the store read-only until a restart",
 )
-@pytest.mark.parametrize("call", ["sync_file", "create", "sync_directory", "overwrite", "map"])
-def test_without_descriptors_nothing_is_taken_until_there_are_again(
-    call: str, make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "error", "told"),
+    [
+        *((call, errno.EMFILE, NO_FILES) for call in ("sync_file", "create", "sync_directory", "overwrite", "map")),
+        *((call, errno.EFBIG, "may not be so large; raise the limit") for call in ("create", "overwrite")),
+    ],
+)
+def test_at_a_limit_of_the_system_nothing_is_taken_until_it_is_lifted(
+    call: str, error: int, told: str, make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store()
     send(store, "t", 0, b"0", keys="k")
 
     def none_left(*args: Any, **more: Any) -> None:
-        raise OSError(errno.EMFILE, "Too many open files", "somewhere")
+        raise OSError(error, os.strerror(error), "somewhere")
 
     def flush_all() -> None:
         store.flush_log()
@@ -259,10 +268,10 @@ def test_without_descriptors_nothing_is_taken_until_there_are_again(
     with monkeypatch.context() as patch:
         patch.setattr(files, call, none_left)
         for _ in range(2):
-            with pytest.raises(StoreUnwritable, match="too many open files; raise the limit") as caught:
+            with pytest.raises(StoreUnwritable, match=told) as caught:
                 flush_all()
             assert caught.value.retriable
-            with pytest.raises(StoreUnwritable, match="too many open files"):
+            with pytest.raises(StoreUnwritable, match=told):
                 send(store, "t", 0, b"refused")
         assert bodies(store) == [b"0"]
     flush_all()

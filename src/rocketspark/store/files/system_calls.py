@@ -87,6 +87,13 @@ def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0)
             f"cannot {doing} {path}: too many open files; raise the limit (ulimit -n) or let fewer connect",
             retriable=True,
         )
+    if error.errno == errno.EFBIG:
+        # Refused before anything was written: the disk is well.
+        return StoreUnwritable(
+            f"cannot {doing} {path}: files of this process, or on this disk, may not be so large; raise the limit"
+            " (ulimit -f)",
+            retriable=True,
+        )
     return StoreUnwritable(
         f"cannot {doing} {path}: {error.strerror or error}; check the disk and that the directory is writable"
     )
