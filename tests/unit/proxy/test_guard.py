@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import hmac
 import json
+import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark import Producer, machine
 from rocketspark.access.tables import User
+from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.credentials import Signer
 from rocketspark.errors import NotSent, RocketSparkError
@@ -49,7 +52,8 @@ USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret"
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Cluster]:
-    with run_cluster(secure=True) as cluster, Admin(cluster.namesrv, **cluster.client_options) as operations:
+    light = {"lmq": True, "multi_dispatch": True}
+    with run_cluster(secure=True, **light) as cluster, Admin(cluster.namesrv, **cluster.client_options) as operations:
         operations.create_topic("orders", queue_count=1)
         operations.create_topic("bills", queue_count=1)
         for user, password in USERS.items():
@@ -540,3 +544,32 @@ def test_no_field_is_nobody() -> None:
 def test_any_text_is_read_or_refused(text: str, date: str) -> None:
     with contextlib.suppress(NotReadable):
         assert not shown(text, date).are_signed_with(b"secret")
+
+
+@pytest.mark.shows("a client is told of a lite topic that it lost to another one, also where access control is on")
+def test_who_loses_a_lite_topic_of_an_exclusive_group_is_told(locked_proxy: RunningProxy, locked: Cluster) -> None:
+    with Admin(locked.namesrv, **locked.client_options) as operations:
+        operations.create_topic("chats", message_type="LITE", queue_count=1)
+        attributes = "+lite.bind.topic=chats,+lite.sub.model=Exclusive"
+        operations.put_group("chatting", GroupSettings(attributes=attributes))
+        operations.update_acl("billing", ["Topic:chats", "Group:chatting"], ["Sub"])
+    settings = messages.TelemetryCommand()
+    settings.settings.client_type = int(ClientType.LITE_PUSH_CONSUMER)
+    settings.settings.subscription.group.name = "chatting"
+    commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    commands.put(settings)
+    first, second = (as_user(locked_proxy, "billing", client_id=name) for name in ("first", "second"))
+    beat = messages.HeartbeatRequest(group={"name": "chatting"}, client_type=int(ClientType.LITE_PUSH_CONSUMER))
+    wait_until(lambda: status_of(first, "Heartbeat", beat).code == Code.OK)
+    stream = first.telemetry(iter(commands.get, None))
+    assert next(stream).status.code == Code.OK
+    for client in (first, second):
+        asked = messages.SyncLiteSubscriptionRequest(
+            topic={"name": "chats"}, group={"name": "chatting"}, lite_topic_set=["a"]
+        )
+        assert client.call("SyncLiteSubscription", asked).status.code == Code.OK
+    with_limit = threading.Timer(LIMIT_S, stream.cancel)
+    with_limit.start()
+    assert next(stream).notify_unsubscribe_lite_command.lite_topic == "a"
+    with_limit.cancel()
+    commands.put(None)

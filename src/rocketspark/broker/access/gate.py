@@ -109,6 +109,9 @@ def _position(code: int, ext: Ext) -> int | None:
 
 log = logging.getLogger("rocketspark.broker")
 
+# After them the broker sends something of itself; a proxy subscribes on a connection that may say no heartbeat.
+_TELL_WHO_ASKED = frozenset((RequestCode.HEART_BEAT, RequestCode.LITE_SUBSCRIPTION_CTL))
+
 
 class BrokerCheck(Gate, Protocol):
     """One check of a broker's gate: of requests that come in, and of requests that the broker sends to clients."""
@@ -141,12 +144,12 @@ class BrokerGate:
             refusal = check.refuses(request)
             if refusal is not None:
                 return refusal
-        if request.code == RequestCode.HEART_BEAT:
+        if request.code in _TELL_WHO_ASKED:
             request.peer.sender = self._sender(request)
         return None
 
     def _sender(self, request: ReceivedRequest) -> Sender:
-        """Return who says a heartbeat: for clients of a proxy, whom the proxy signs it for."""
+        """Return who says a heartbeat, or subscribes: for clients of a proxy, whom the proxy signs it for."""
         ext = request.ext
         signer = Sender(ext.get(ACCESS_KEY, ""), request.peer.remote_host)
         if FOR_USER in ext and all(check.trusts(signer) for check in self.checks):
