@@ -189,6 +189,9 @@ class Brokers:
         try:
             route = await self.routes.refresh(topic)
         except RouteNotFound:
+            old = self._routes.old(topic)
+            if old is not None and not await self._knows_one_of(old):
+                raise NotSent(f"no broker of topic {topic} is known to a NameServer") from None
             self.routes.forget(topic)
             raise
         for broker in route.brokers:
@@ -196,6 +199,11 @@ class Brokers:
             if broker.master is not None:
                 self._found.pop(broker.broker_name, None)
         return route
+
+    async def _knows_one_of(self, route: TopicRoute) -> bool:
+        """Tell whether a NameServer knows any of a route's brokers: one that was started again does not for a while."""
+        known = (await self._cluster_info()).broker_addr_table
+        return any(broker.broker_name in known for broker in route.brokers)
 
     async def topic_type(self, topic: str) -> str:
         """Return the type of a topic, its attribute message.type: NORMAL, FIFO, DELAY, TRANSACTION, MIXED, …"""

@@ -17,9 +17,10 @@ from tests.unit.proxy.consuming.support import PUSH, Consumer, bodies, make_grou
 from tests.unit.proxy.consuming.test_consuming import World, proxy, wait_until, world
 from tests.unit.proxy.stalled import Stalled
 
-from rocketspark.errors import NotSent
+from rocketspark.errors import NotSent, RouteNotFound
 from rocketspark.model import BrokerData, TopicRoute
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.json.bodies import ClusterInfo
 from rocketspark.proxy import call as call_module
 from rocketspark.proxy import service as service_module
 from rocketspark.proxy.call import Call
@@ -230,6 +231,40 @@ def test_what_a_group_and_a_topic_are_holds_while_a_name_server_knows_no_broker(
     assert world.proxy.run(lambda: is_in_order(world.group))
     known |= names
     assert not world.proxy.run(lambda: is_in_order(world.group))
+
+
+def test_a_topic_is_sent_to_and_read_while_a_name_server_that_was_started_again_knows_no_broker(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers = world.proxy.server.brokers
+    consumer = world.consumer()
+    assert consumer.receive(polling_ms=100) == []
+
+    async def nothing(topic: str) -> TopicRoute:
+        raise RouteNotFound(topic)
+
+    async def no_brokers() -> ClusterInfo:
+        return ClusterInfo()
+
+    async def later(topic: str) -> TopicRoute:
+        brokers._routes.expire(topic)
+        return await brokers.route(topic)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(brokers.routes, "refresh", nothing)
+        patched.setattr(brokers, "_cluster_info", no_brokers)
+        assert world.proxy.run(lambda: later(world.topic)).brokers
+        message = messages.Message(topic={"name": world.topic}, body=b"on")
+        message.system_properties.message_id, message.system_properties.message_type = "on", 1
+        message.system_properties.body_encoding = 1
+        sent = consumer.raw.call("SendMessage", messages.SendMessageRequest(messages=[message]))
+        assert sent.status.code == Code.OK
+        assert [one.body for one in consumer.receive()] == [b"on"]
+        # The brokers are back, and the topic is not.
+        patched.undo()
+        patched.setattr(brokers.routes, "refresh", nothing)
+        with pytest.raises(RouteNotFound):
+            world.proxy.run(lambda: later(world.topic))
 
 
 def test_handles_of_brokers_that_nobody_knows_cost_the_name_servers_nothing(
