@@ -127,6 +127,49 @@ async def clean(server: BrokerServer, disk: Disk) -> int:
     return removed
 
 
+@pytest.mark.shows("second tier: tieredStorageLevel says what is read from it though the store has it too")
+@pytest.mark.parametrize("level", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_messages_that_the_store_has_too_are_read_as_the_level_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    async def main() -> None:
+        async with tiered(tmp_path, tiered_storage_level=level) as server, connected(server.address) as peer:
+            tiering = server._tiering
+            assert tiering is not None
+            await create(peer, queues=1)
+            await create_group(peer)
+            await filled(peer)
+            await uploaded(server)
+            assert await numbers(peer) == list(range(COUNT))
+            in_memory = tiering.read_counts.get(TOPIC, 0)
+            assert in_memory == (COUNT if level == "FORCE" else 0)
+            # Nothing of the log counts as in memory.
+            server.settings.memory_percent = 0
+            assert await numbers(peer) == list(range(COUNT))
+            assert tiering.read_counts.get(TOPIC, 0) - in_memory == (0 if level == "NOT_IN_DISK" else COUNT)
+            # What is popped is the same.
+            found: list[int] = []
+            while len(found) < COUNT:
+                found += await popped(peer, 32)
+            assert found == list(range(COUNT))
+            before = dict(tiering.read_counts)
+
+            def broken(self: FolderSegments, path: str, position: int, count: int) -> bytes:
+                raise StoreUnwritable("no such device")
+
+            monkeypatch.setattr(FolderSegments, "read", broken)
+            assert tiering.cache is not None
+            tiering.cache.forget((TOPIC, 0))
+            if level != "NOT_IN_DISK":
+                reply = await pull(peer, TOPIC, 0, 0)
+                assert (reply.code, "no such device" in str(reply.remark)) == (ResponseCode.SYSTEM_BUSY, True)
+            # The reader asks again, and the store serves what it has.
+            assert await numbers(peer) == list(range(COUNT))
+            assert tiering.read_counts == before
+
+    run(main())
+
+
 def test_old_messages_are_read_from_the_tier(tmp_path: Path) -> None:
     async def main() -> None:
         disk = Disk()

@@ -18,7 +18,8 @@ from rocketspark.store.tiered.tier import HOUR_MS, TierSettings
 PLUG_IN = "org.apache.rocketmq.tieredstore.TieredMessageStore"
 _PROVIDERS = "org.apache.rocketmq.tieredstore.provider."
 FOLDER_PROVIDER = f"{_PROVIDERS}PosixFileSegment"
-LEVELS = ("DISABLE", "NOT_IN_DISK")
+# What is read from the tier: nothing, what the store has not, what lies far back in the log too, all that the tier has.
+LEVELS = (DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE) = ("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE")
 
 
 class TieredSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -30,7 +31,7 @@ class TieredSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     tiered_backend_service_provider: str = FOLDER_PROVIDER
     tiered_store_file_path: str = ""
-    tiered_storage_level: str = "NOT_IN_DISK"
+    tiered_storage_level: str = NOT_IN_DISK
     tiered_store_commit_log_max_size: int = 1 << 30
     tiered_store_consume_queue_max_size: int = 100 << 20
     tiered_store_index_file_max_hash_slot_num: int = 5_000_000
@@ -66,7 +67,7 @@ class TieredSettings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         if bool(self.object_store_access_key) != bool(self.object_store_secret_key):
             raise ConfigError("objectStoreAccessKey and objectStoreSecretKey go together: set both, or none")
         if level not in LEVELS:
-            raise ConfigError(f"tieredStorageLevel={shown(level)!r}: {' or '.join(LEVELS)} is needed")
+            raise ConfigError(f"tieredStorageLevel={shown(level)!r}: {', '.join(LEVELS[:-1])} or {FORCE} is needed")
 
     def segments(self) -> SegmentStore:
         """Open the place where the tier lies. Raises ConfigError."""

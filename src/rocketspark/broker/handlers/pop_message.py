@@ -32,7 +32,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.log_memory import LogMemory
-from rocketspark.broker.storage.tiering import Tiering, is_brought
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol import frames, pop_answers
@@ -214,7 +214,7 @@ class PopHandler:
         awaited: asyncio.Future[Any] | None = wanted.accepts.awaited if wanted.accepts is not None else None
         if found.loading is not None:
             # After a failure it waits until its time is over; the next pop tries again.
-            found.loading.add_done_callback(lambda done: self._waiting.again(waiter) if is_brought(done) else None)
+            found.loading.add_done_callback(lambda done: self._waiting.again(waiter) if _is_brought(done) else None)
             return
         if awaited is None or awaited.done():
             self._waiting.again(waiter)
@@ -359,3 +359,8 @@ def pop_handlers(
     yield AckHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, scans, of_lite)
     yield ChangeInvisibleTimeHandler(checks, store, offsets, in_flight, ordered, block_ends, answers, of_lite)
     yield PopLiteHandler(settings, tables, checks, lite.pops, lite.waiting)
+
+
+def _is_brought(loading: asyncio.Future[None]) -> bool:
+    """Tell whether a load from the second tier has ended well."""
+    return not loading.cancelled() and loading.exception() is None

@@ -366,10 +366,14 @@ class PullHandler:
         began = machine.perf_counter()
         if accepts is not None:
             accepts.begin(in_own_turn=in_own_turn)
-        read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
-        if read.status is GetStatus.OFFSET_TOO_SMALL and self._tiering is not None:
-            if self._tiering.has(h.topic, h.queue_id, offset):
-                read = self._tiering.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        tiering = self._tiering
+        if tiering is not None and tiering.is_preferred(h.topic, h.queue_id, offset):
+            read = tiering.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        else:
+            read = self._store.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
+        if read.status is GetStatus.OFFSET_TOO_SMALL and tiering is not None:
+            if tiering.has(h.topic, h.queue_id, offset):
+                read = tiering.read(h.topic, h.queue_id, offset, count, size, codes, accepts, so_far)
             else:
                 low = self._store.queue_range(h.topic, h.queue_id)[0]
                 read = msgspec.structs.replace(read, next_offset=low, min_offset=low)

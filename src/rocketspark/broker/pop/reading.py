@@ -303,10 +303,14 @@ class PopReading:
         accepts = own_retries(topic, h.group, wanted.accepts)
         # Batches that come again have no tags of their own; their consumer takes the messages that it wants.
         codes = None if topic != h.topic and h.topic.encode() in self._batch_topics else wanted.codes
-        read = self._store.read(topic, queue_id, offset, count_max, bytes_max, codes, accepts)
-        if read.status is GetStatus.OFFSET_TOO_SMALL and self._tiering is not None:
-            cold = partial(self._tiering.read, topic, queue_id, offset, count_max, bytes_max, codes, accepts)
-            read = self._read_cold(self._tiering, found, read, (topic, queue_id), offset, cold)
+        limits, tiering = (count_max, bytes_max, codes, accepts), self._tiering
+        read = None
+        if tiering is None or not tiering.is_preferred(topic, queue_id, offset):
+            read = self._store.read(topic, queue_id, offset, *limits)
+        if tiering is not None and (read is None or read.status is GetStatus.OFFSET_TOO_SMALL):
+            cold = partial(tiering.read, topic, queue_id, offset, *limits)
+            read = self._read_cold(tiering, found, read, (topic, queue_id), offset, cold)
+        assert read is not None
         if read.status in _MOVED:
             self._pops.forget(topic, h.group, queue_id)
             self._offsets.commit(h.group, topic, queue_id, read.next_offset)
@@ -323,14 +327,16 @@ class PopReading:
         self,
         tiering: Tiering,
         found: Found,
-        read: GetMessageResult,
+        read: GetMessageResult | None,
         queue: tuple[str, int],
         offset: int,
         cold: Callable[[], GetMessageResult],
     ) -> GetMessageResult:
-        """Read what only the second tier has; if that is not in memory yet, bring it there and find nothing so far."""
+        """Read from the second tier what the store has not, or (`read` None) what is preferred there; if that is not in
+        memory yet, bring it there and find nothing so far.
+        """
         low, high = self._store.queue_range(*queue)
-        if not tiering.has(*queue, offset):
+        if read is not None and not tiering.has(*queue, offset):
             return msgspec.structs.replace(read, next_offset=low, min_offset=low)
         try:
             return cold()

@@ -14,11 +14,14 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.broker.storage.retention import FileCleaning
+from rocketspark.broker.tiered_settings import DISABLE, FORCE, NOT_IN_MEM
 from rocketspark.errors import RocketSparkError, ServerError, StoreError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -49,12 +52,13 @@ UNITS_IN_TURN = 512
 READERS = 4
 # A replica looks for what its master has written so often, and no sooner than the second again if a reader wants more.
 FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
-# Queues that fail in one round before the others wait for the next.
-FAILURES_IN_ROUND = 3
+FAILURES_IN_ROUND = 3  # Queues that fail in one round before the others wait for the next.
 # Messages that are looked at for one that both the store and the tier have, where some are missing.
 GAPS_MAX = 100
 # What waits for the tier is told to ask again after so long: until it is known what it has, and for messages from it.
 KNOWN_S, READ_S = 3.0, 10.0
+# A tier that could not be read is asked for so long only for what the store has not.
+AVOIDED_S = 30.0
 # A stop waits for calls to the tier for so long.
 STOP_S = 10.0
 
@@ -110,6 +114,8 @@ class Tiering:
         self._wanted, self._known = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
+        self._level, self._avoided_until_s = settings.tier.tiered_storage_level, 0.0
+        self._is_far_behind = LogMemory(settings, store).is_far_behind
         self._expired_ms = 0
         self._followed_s, self._wants_more = 0.0, False
         # For metrics: by queue, the messages that are not in the tier yet; by topic, those that were read from it.
@@ -444,6 +450,14 @@ class Tiering:
             self._wanted.set()
         return True
 
+    def is_preferred(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Tell whether a message is read from the tier though the store may have it too (`tieredStorageLevel`)."""
+        tier = self.tier if self._level in (NOT_IN_MEM, FORCE) else None
+        if tier is None or not tier.has(topic, queue_id, offset) or machine.monotonic() < self._avoided_until_s:
+            return False
+        wanted = self._level == FORCE or self._is_far_behind(topic, queue_id, offset)
+        return wanted and (topic, queue_id) not in self._store.compacted
+
     def hold(self, routes: Routes) -> None:
         """Let requests for old offsets wait a little where their answer is not known before the tier's is."""
         for code in OF_OLD_OFFSETS:
@@ -534,12 +548,14 @@ class Tiering:
         """Wait for a call to the tier, and not for long if it hangs. Raises ServerError."""
         await asyncio.wait([call], timeout=READ_S)
         if not call.done():
+            self._avoided_until_s = machine.monotonic() + AVOIDED_S
             raise ServerError(
                 ResponseCode.SYSTEM_BUSY, f"the second tier has not answered for {READ_S:.0f} s: ask again"
             )
         try:
             return call.result()
         except StoreError as e:
+            self._avoided_until_s = machine.monotonic() + AVOIDED_S
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"the second tier cannot be read now: {e}") from e
 
     async def _beside(self, call: Callable[[], T]) -> T:
@@ -573,16 +589,11 @@ class Tiering:
         return await self._beside(partial(tier.query, topic, key, count_max, begin_ms, end_ms, kind))
 
 
-def is_brought(loading: asyncio.Future[None]) -> bool:
-    """Tell whether a load has ended well."""
-    return not loading.cancelled() and loading.exception() is None
-
-
 def tiering_of(
     settings: BrokerSettings, store: Store, cleaning: FileCleaning, is_master: Callable[[], bool]
 ) -> Tiering | None:
     """Return the second tier that a broker's settings ask for, None if they ask for none. `cleaning` waits for it."""
-    if not settings.tiered or settings.tier.tiered_storage_level == "DISABLE":
+    if not settings.tiered or settings.tier.tiered_storage_level == DISABLE:
         return None
     tiering = Tiering(settings, store, settings.tier.segments(), is_master)
     cleaning.kept_from = tiering.kept_from
