@@ -84,7 +84,7 @@ def test_it_is_the_table_that_the_folder_is(copied: Copied, tmp_path: Path) -> N
     ):
         given = {"topic": "base", **how}
         assert in_order(copied.read(**given)) == in_order(read_table(store=copied.folder, **given))
-    both = copied.read(store=[copied.options["store"], str(copied.folder)], brokerName="far,near")
+    both = copied.read(store=[Path(copied.options["store"]), str(copied.folder)], brokerName="far,near")
     assert sorted(both["broker"].to_pylist()) == ["far"] * 120 + ["near"] * 120
     # An export notes what it is of, without the key.
     given = {"topic": "base", **copied.options}

@@ -43,7 +43,7 @@ class ReadRange(NamedTuple):
     tags: Annotated[str, typer.Option(help="Only these tags: 'TagA || TagB'.")] = "*"
     store: Annotated[
         list[Path] | None,
-        typer.Option(help="Read a broker's store directory instead, which may run; may be repeated."),
+        typer.Option(help="Read a broker's store directory, or its second tier, instead; may be repeated."),
     ] = None
     option: Annotated[list[str] | None, source_option()] = None
     at: ClusterAccess = HERE
@@ -123,7 +123,8 @@ def import_(
     """Send the rows of a file as messages: each with the body, tag, keys and properties that it has there.
 
     How far it is stands in FILE.TOPIC.sent; if the command is interrupted, the same command goes on there. Up to 16,384
-    rows that were sent before a kill are sent again. Files are those of `export`, or any with a column body.
+    rows that were sent before a kill are sent again. If the topic was made anew since, the command refuses to go on.
+    Files are those of `export`, or any with a column body.
 
     Example: `rocketspark import orders.jsonl --topic orders-copy --rate 5000`
     """
@@ -134,7 +135,7 @@ def import_(
     access = at.client_options()
     options = parse_write(texts({"namesrv": at.namesrv, "topic": topic, "producerGroup": group, **access}))
     began_s = time.monotonic()
-    sending = Import(file, topic, at.namesrv, same_queues=same_queues, anew=anew)
+    sending = Import(file, topic, at.namesrv, same_queues=same_queues, anew=anew, access=options.access)
     from rocketspark.spark.write.batch_sender import send_rows
 
     with sending, _progress("messages") as tell:

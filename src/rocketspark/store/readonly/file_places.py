@@ -6,6 +6,7 @@ No object grows: what is a file in a folder, is a row of objects in an object st
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ _AT_ONCE, _PART_BYTES_MIN = 8, 1 << 20
 # Short ones bring what lies around them: searches look there next.
 _BLOCK_BYTES, _BLOCKS_MAX = 64 << 10, 16
 _SCHEME = "s3://"
+_OBJECTS = re.compile("s3[an]?:/", re.IGNORECASE)
 
 
 class Files(Protocol):
@@ -245,13 +247,13 @@ def listed(directory: str) -> list[str]:
 
 
 def object_folder(url: str) -> str | None:
-    """Return the place that an s3:// or s3a:// address names, None for another text. Raises StoreError if it names no
-    bucket.
+    """Return the place that an s3:// or s3a:// address names, None for another text. A Path of s3a://b/x is s3a:/b/x.
+    Raises StoreError if it names no bucket.
     """
-    scheme, found, rest = url.partition("://")
-    if not found or scheme.lower() not in ("s3", "s3a", "s3n"):
+    found = _OBJECTS.match(url)
+    if found is None:
         return None
-    rest = "/".join(part for part in rest.split("/") if part)
+    rest = "/".join(part for part in url[found.end() :].split("/") if part)
     if not rest or "@" in rest.partition("/")[0]:
         raise StoreError(f"{shown(url.rpartition('@')[2])}: s3://BUCKET/FOLDER is needed, without keys in it")
     return f"{_SCHEME}{rest}"
