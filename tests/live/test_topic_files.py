@@ -418,6 +418,30 @@ def test_an_import_goes_on_where_it_ended(
     assert [path.name for path in tmp_path.iterdir()] == ["f.jsonl"]
 
 
+@pytest.mark.shows("mended: an import that goes on passes over the rows that a topic lost when it was made anew")
+def test_an_import_into_a_topic_that_was_made_anew(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text("".join(f'{{"body": "{n}"}}\n' for n in range(6)))
+    create(cluster, "again")
+    sent = import_file.Import.sent
+
+    def ends(self: import_file.Import, count: int) -> None:
+        sent(self, count)
+        raise UsageError("ended")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(import_file.Import, "sent", ends)
+        run(capsys, "import", str(file), "--topic", "again", "--rate", "2", "--namesrv", cluster.namesrv, code=1)
+    assert main.run(["topic", "delete", "again", "--yes", "--namesrv", cluster.namesrv]) == 0
+    create(cluster, "again")
+    said = run(capsys, "import", str(file), "--topic", "again", "--namesrv", cluster.namesrv, code=1)
+    assert "topic again was made anew on broker broker-a, or the broker's store was, since 2 rows of " in said
+    run(capsys, "import", str(file), "--topic", "again", "--namesrv", cluster.namesrv, "--anew")
+    assert sorted(m.body for m in received(cluster, "again")) == [b"%d" % n for n in range(6)]
+
+
 def test_an_import_of_a_file_that_changed(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at, file = ("--namesrv", cluster.namesrv), tmp_path / "f.jsonl"
     file.write_text('{"body":"1"}\n')

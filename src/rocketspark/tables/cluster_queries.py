@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -493,3 +493,24 @@ class ClusterQueries:
         self._run(self._connections.close())
         self._run(self._routes.close())
         self._runner.close()
+
+
+def making_of(bounds: Mapping[MessageQueue, OffsetBounds]) -> Made:
+    """Return the numbers of topics' making and of stores, as brokers told them."""
+    topics = {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
+    return topics | {
+        (EACH_TOPIC, queue.broker_name): found.store_number
+        for queue, found in bounds.items()
+        if found.store_number and found.of_master
+    }
+
+
+def remade(namesrv: str, access: Access, topic: str, made: Made, brokers: Collection[str]) -> str:
+    """Return one of the brokers that has not what was sent to a topic when `made` was noted, as the topic was made anew
+    since, or the broker's store; "" if none is known to. Raises RouteNotFound, TransportError.
+    """
+    with contextlib.closing(ClusterQueries(namesrv, access=access)) as cluster:
+        queues = [queue for queue in cluster.queues([topic]) if queue.broker_name in brokers]
+        bounds = cluster.bounds(queues, if_there=True)
+        found = cluster.made_anew(bounds, made, dict.fromkeys(bounds, 1))
+        return min((queue.broker_name for queue in found), default="")

@@ -1,47 +1,75 @@
 """A file's rows on their way into a topic. Rule: how many of them are stored is noted beside the file, so that another
-run goes on behind them; what a kill leaves unnoted is sent again.
+run goes on behind them; what a kill leaves unnoted is sent again. A topic that was made anew since has none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 
-from rocketspark.errors import UsageError
+from rocketspark.errors import ConfigError, RouteNotFound, ServerError, UsageError
 from rocketspark.model import typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
+from rocketspark.tables.client_access import Access
+from rocketspark.tables.cluster_queries import ClusterQueries, remade
 from rocketspark.tables.export_topic import locked, replace
+from rocketspark.tables.offset_ranges import EACH_TOPIC
+
+# By broker: a number that rises when the topic is deleted and made again, and the number of the broker's store; 0 where
+# that is not told.
+Making = dict[str, tuple[int, int]]
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What is noted of an import: the file that it reads, where it sends, and how many rows are stored."""
+    """What is noted of an import: the file that it reads, where it sends, how many rows are stored, and in which making
+    of the topic.
+    """
 
     file_bytes: int
     changed_ns: int
     namesrv: str
     rows: int
+    making: Making = {}
+
+
+def told_making(namesrv: str, topic: str, access: Access) -> Making:
+    """Return what tells a topic from one that is made anew under its name; nothing where brokers do not tell it, or not
+    to this user. Raises TransportError.
+    """
+    with closing(ClusterQueries(namesrv, access=access)) as cluster:
+        try:
+            found = cluster.bounds(cluster.queues([topic]), if_there=True)
+        except (RouteNotFound, ServerError, ConfigError):
+            return {}
+        return {queue.broker_name: (now.made_at, now.store_number) for queue, now in found.items() if now.of_master}
+
+
+NO_ACCESS = Access()
 
 
 class Import:
     """The rows of a file that are still to be sent to a topic, within a `with` block. Raises UsageError for a file that
-    changed since, or that another run sends there now, and OSError.
+    changed since, or that another run sends there now, for a topic that was made anew since, and OSError.
 
     `rows`: how many are stored, in all runs; `rows_now`: by this one; `continued`: by those before. `same_queues`: rows
     keep their column queueId; `anew`: earlier runs are forgotten.
     """
 
-    def __init__(self, path: Path, topic: str, namesrv: str, *, same_queues: bool, anew: bool) -> None:
+    def __init__(
+        self, path: Path, topic: str, namesrv: str, *, same_queues: bool, anew: bool, access: Access = NO_ACCESS
+    ) -> None:
         file_rows.format_of(path)
         now = path.stat()
         self._path, self._same_queues = path, same_queues
         self._beside = path.with_name(f"{path.name}.{topic}.sent")
         self._note = Note(now.st_size, now.st_mtime_ns, namesrv, 0)
         self._anew, self.continued = anew, 0
+        self._topic, self._access = topic, access
         self._alone = ExitStack()
 
     def __enter__(self) -> Import:
@@ -56,14 +84,39 @@ class Import:
 
     def _begin(self) -> None:
         if not self._anew and (found := self._found()) is not None:
-            if msgspec.structs.replace(found, rows=0) != self._note:
+            if msgspec.structs.replace(found, rows=0, making={}) != self._note:
                 raise UsageError(
                     f"{shown(str(self._beside))} is of another file or cluster: --anew sends all of this one"
                 )
             self._note = found
+            self._check_making(found)
+        if not self._note.making:
+            self._note_making()
         self.continued = self._note.rows
         # Before the first row is sent: where it cannot be noted, none is.
         self._keep()
+
+    def _making(self) -> Making:
+        return told_making(self._note.namesrv, self._topic, self._access)
+
+    def _note_making(self) -> None:
+        self._note = msgspec.structs.replace(self._note, making=self._making())
+
+    def _check_making(self, note: Note) -> None:
+        """Raise UsageError if the rows that earlier runs stored are not in the topic as it is now."""
+        if not (note.rows and note.making):
+            return
+        made = {(self._topic, broker): made_at for broker, (made_at, _) in note.making.items()}
+        made |= {(EACH_TOPIC, broker): store for broker, (_, store) in note.making.items() if store}
+        try:
+            broker = remade(note.namesrv, self._access, self._topic, made, note.making)
+        except RouteNotFound:
+            broker = min(note.making)  # It was deleted.
+        if broker:
+            raise UsageError(
+                f"topic {shown(self._topic)} was made anew on broker {broker}, or the broker's store was, since"
+                f" {note.rows:,} rows of {shown(str(self._path))} were sent to it: --anew sends all of them"
+            )
 
     def _found(self) -> Note | None:
         try:
@@ -97,6 +150,8 @@ class Import:
     def sent(self, count: int) -> None:
         """Note that so many more rows are stored."""
         self._note = msgspec.structs.replace(self._note, rows=self._note.rows + count)
+        if not self._note.making and self.rows_now == count:
+            self._note_making()  # The first rows may have made the topic.
         self._keep()
 
     def done(self) -> None:

@@ -90,10 +90,14 @@ def test_a_target_that_was_deleted_since_is_told(
         operations.delete_topic(copy)
         if is_made_anew:
             operations.create_topic(copy, queue_count=2)
-    with pytest.raises(ConfigError, match=f"topic {copy} never held the 20 messages that were sent there"):
+            # Others sent as many since.
+            load(copy, 20)
+    why = f"{copy} was made anew on broker broker-[ab], or" if is_made_anew else f"{copy} never held the 20 messages"
+    with pytest.raises(ConfigError, match=f"topic {why}"):
         restore.restore(spark, tmp_path, cluster.namesrv, to=copy)
     assert restore.restore(spark, tmp_path, cluster.namesrv, to=copy, options=RestoreOptions(again=True)).rows == 20
-    assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
+    if not is_made_anew:
+        assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
 
 
 def test_old_ids_and_times_are_told(

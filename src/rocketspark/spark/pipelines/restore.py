@@ -57,6 +57,7 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
     topic_reader,
 )
 from rocketspark.spark.pipelines.parts.streaming import file_name
+from rocketspark.tables.cluster_queries import remade
 from rocketspark.tables.offset_ranges import made_of
 from rocketspark.tables.option_values import check_range
 
@@ -112,7 +113,7 @@ class RestoreState(msgspec.Struct):
     `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
     a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
     each by its place with the reason. `made`: the numbers of the topic's making that a replay sends; None in a file of
-    an earlier version.
+    an earlier version. `target_made`: those of the target when rows were first sent to it, as `made`.
     """
 
     id: str
@@ -125,6 +126,7 @@ class RestoreState(msgspec.Struct):
     until: list[tuple[Queue, int]] | None = None
     refused: list[tuple[str, str]] = []
     made: list[tuple[tuple[str, str], int]] | None = None
+    target_made: list[tuple[tuple[str, str], int]] | None = None
 
     @property
     def doubtful(self) -> bool:
@@ -401,7 +403,10 @@ class _Job:
             return
         state = self.state
         if not state.doubtful:
-            state.tail = list(self._tail().items())
+            now = self._target()
+            state.tail = list(queue_offsets(self._topics[1], now).items())
+            if not state.rows:
+                state.target_made = list(made_of(now).items())
         reach = dict(state.reach)
         after = {queue: max(end, reach.get(queue, 0)) for queue, end in ends(chunk, {}).items()}
         state.reach = list({**reach, **after}.items())
@@ -427,14 +432,24 @@ class _Job:
                 self._sure(text)
 
     def _check_sent(self) -> None:
-        """Raise ConfigError if the target never held as many messages as earlier runs sent there."""
+        """Raise ConfigError if the target was made anew since earlier runs sent rows there, or never held so many."""
         if not self.state.rows:
             return
         try:
-            ended = sum(self._tail().values())
+            now = self._target()
         except RouteNotFound:
-            ended = 0
-        if ended < self.state.rows:
+            now = {}
+        made, brokers = self.state.target_made, {broker for _, (broker, _) in self.state.mapping}
+        if (
+            now
+            and made is not None
+            and (broker := remade(self._where.namesrv, self._where.access, self._topics[1], dict(made), brokers))
+        ):
+            raise ConfigError(
+                f"topic {self._topics[1]} was made anew on broker {broker}, or the broker's store was, since"
+                f" {self.state.rows:,} messages were sent there; --again sends all once more"
+            )
+        if sum(queue_offsets(self._topics[1], now).values()) < self.state.rows:
             raise ConfigError(
                 f"topic {self._topics[1]} never held the {self.state.rows:,} messages that were sent there: it was"
                 " deleted since, or a broker of it is down; --again sends all once more"
@@ -488,11 +503,6 @@ class _Job:
                 operations.create_topic(namespace.wrap(self._where.namespace, to), queue_count=count)
             self._progress.say(f"created topic {to} with {count} queues on each broker")
             there = sorted(self._tail())
-        if not there:
-            raise ConfigError(
-                f"topic {to} has no queue that may be read, so that what a kill leaves there could not be seen: give it"
-                f" permission to be read (rocketspark topic update {to} --perm both)"
-            )
         found = {**map_queues({*queues, *known}, there), **known}
         if gone := sorted({found[queue] for queue in queues} - set(there)):
             raise ConfigError(
@@ -503,7 +513,10 @@ class _Job:
         return found
 
     def _tail(self) -> dict[Queue, int]:
-        return self._offsets("latest")
+        return queue_offsets(self._topics[1], self._target())
+
+    def _target(self) -> dict[str, Any]:
+        return _table_at(self._where.without_choice(), self._topics[1], None, "latest")
 
     def _offsets(self, where: str) -> dict[Queue, int]:
         return _offsets_at(self._where.without_choice(), self._topics[1], None, where)

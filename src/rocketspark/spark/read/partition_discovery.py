@@ -101,6 +101,8 @@ class PartitionDiscovery:
             return self._queues[topic]
         try:
             self._queues[topic] = self._cluster.queues([topic])
+            if not self._queues[topic] and self._options.topic_pattern is None:
+                self.tell(f"topic {topic!r} has no queue that may be read: nothing is read of it until it has one")
         except RouteNotFound:
             is_known = topic in self._queues or held is None or any(queue.topic == topic for queue in held)
             if not is_known and self._options.topic_pattern is None:

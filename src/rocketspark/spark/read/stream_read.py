@@ -31,7 +31,13 @@ from rocketspark.spark.spark_features import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds, is_of_other_store
+from rocketspark.tables.cluster_queries import (
+    TOPIC_DELETED,
+    ClusterQueries,
+    OffsetBounds,
+    is_of_other_store,
+    making_of,
+)
 from rocketspark.tables.offset_ranges import (
     EACH_TOPIC,
     START_KEY,
@@ -167,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster = self._open()
             bounds = cluster.bounds(queues_of(cluster, self._options))
             self._newest = {queue: found.next for queue, found in bounds.items()}
-            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | made_json(_made(bounds))
+            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | made_json(making_of(bounds))
             return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -220,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if ends == from_json(start) and not anew:
                 return start
             self._triggered_s = self._clock_s()
-            now = _made(bounds)
+            now = making_of(bounds)
             known = made | {key: at if key[0] == EACH_TOPIC else max(at, made.get(key, 0)) for key, at in now.items()}
             table: dict[str, Any] = dict(to_json(ends)) | made_json(known)
             # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
@@ -350,16 +356,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = self._partition_discovery = self._group_offsets = None
-
-
-def _made(bounds: dict[MessageQueue, OffsetBounds]) -> Made:
-    """Return the numbers of topics' making and of stores, as brokers told them."""
-    topics = {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
-    return topics | {
-        (EACH_TOPIC, queue.broker_name): found.store_number
-        for queue, found in bounds.items()
-        if found.store_number and found.of_master
-    }
 
 
 class RefusedReader(DataSourceStreamReader):
