@@ -174,7 +174,8 @@ class Compaction:
         master, and the older one of its key has to be there then.
         """
         store, until = self._store, {}
-        end = self._replicated()
+        # A replica may know of others from when it was the master.
+        end = self._replicated() if self._master() is None else 1 << 62
         for key in list(store.compaction.logs):
             queue = store.consume_queues.find(*key)
             until[key] = 0 if queue is None else min(offset_behind(queue, end), store.visible_next(queue))

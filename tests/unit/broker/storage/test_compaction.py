@@ -145,6 +145,26 @@ def test_what_a_replica_lacks_takes_no_others_place(tmp_path: Path) -> None:
     ours.close()
 
 
+def test_a_replica_that_was_the_master_compacts_without_those_that_it_knew(tmp_path: Path) -> None:
+    ours = opened(tmp_path)
+    for n in range(40):
+        send(ours, TOPIC, 0, b"%d" % n, keys=f"k{n % 3}")
+    masters: list[Any] = [None]
+    compaction = Compaction(
+        BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: masters[0], replicated=lambda: -1
+    )
+
+    async def kept() -> int:
+        await compaction.copy()
+        await compaction.compact()
+        return len(found(ours))
+
+    assert asyncio.run(kept()) == 40
+    masters[0] = object()
+    assert asyncio.run(kept()) < 40
+    ours.close()
+
+
 def test_while_a_compaction_runs_only_what_is_not_copied_holds_log_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
