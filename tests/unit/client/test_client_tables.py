@@ -118,7 +118,7 @@ def test_the_table_names_each_field_of_a_received_message_with_its_type() -> Non
     real = dict(inspect.get_annotations(ReceivedMessage.__init__))
     real |= dict.fromkeys(("body_error", "read_from", "receipt_handle", "lite_topic"), "str | None")
     real |= {"physical_offset": "int", "log_position": "int", "queue": "MessageQueue", "transaction_id": "str"}
-    assert {*ReceivedMessage.__slots__} - {"_late"} < {*real}
+    assert {*ReceivedMessage.__slots__} - {"_at", "_late"} < {*real}
     assert shown == {name: kind for name, kind in real.items() if name != "return"}
 
 

@@ -58,7 +58,7 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True):
     consume_from: ConsumeFrom = "last"
     broadcast: bool = False
     strategy: StrategyName | Strategy = "average"
-    pull_count_max: int = 256
+    pull_count_max: int = 512
     pull_bytes_max: int = 256 << 10
     backlog_count_max: int = 1000
     backlog_bytes_max: int = 100 << 20

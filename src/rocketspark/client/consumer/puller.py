@@ -147,6 +147,8 @@ REPLY_SPARE_MS = 15_000
 TROUBLE_PAUSE_S = 1.0
 REFUSED_PAUSE_S = 3.0
 UNHELD_PAUSE_S = 0.05
+# Pulls of fewer cost more than a backlog that is exceeded by so many.
+PULL_COUNT_LEAST = 256
 # Bytes of bodies inflated at a time: the bodies of a small reply may inflate to more than memory holds.
 INFLATED_BYTES = 8 << 20
 # A body that is not what its CRC says may have suffered on its way: so often it is asked for again.
@@ -337,7 +339,8 @@ class Puller:
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
             queue_offset=offset,
-            count_max=how.count_max,
+            # A backlog is exceeded by one pull at most, so a small one asks for less.
+            count_max=min(how.count_max, max(how.backlog_count_max, PULL_COUNT_LEAST)),
             sys_flag=sys_flag,
             commit_offset=commit,
             suspend_ms=how.suspend_ms,

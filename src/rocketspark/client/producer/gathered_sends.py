@@ -114,6 +114,13 @@ class CalledTogether(Protocol):
         """Call the callbacks of all of these."""
 
 
+class Limit(Protocol):
+    """What counts messages in flight."""
+
+    def leave(self, count: int = 1, /) -> None:
+        """Note that so many are in flight no more."""
+
+
 class BatchOutcome(msgspec.Struct, eq=False):
     """What became of a batch: the `result` of all, of which each message has a part, or the `error`.
 
@@ -128,6 +135,8 @@ class BatchOutcome(msgspec.Struct, eq=False):
     # Of those told: whose task is to be woken, and futures whose callbacks are to be called.
     woken: list[AwaitedPart] = []
     called: list[CalledTogether] = []
+    # The limits that count them, one for each.
+    left: list[Limit] = []
 
     def part(self, number: int) -> SendResult | None:
         """Return the result of one message; None if the batch failed."""
@@ -150,6 +159,10 @@ class BatchOutcome(msgspec.Struct, eq=False):
                 send.take_part(self, number)
             except Exception:
                 log.exception("a send of a batch could not be ended; the others are")
+        if self.left:
+            # All futures of a producer have the same one.
+            left, self.left = self.left, []
+            left[0].leave(len(left))
         if self.called:
             called, self.called = self.called, []
             called[0].call_all(called)

@@ -211,11 +211,15 @@ class QuickFuture(Future[T]):
         # A thread that makes the lock after this line sees the state; a lock made before is seen below.
         self._state = _FINISHED
         if self._made is not None:
-            with self._made:
-                for waiter in self._waiters:
-                    (waiter.add_result if self._exception is None else waiter.add_exception)(self)
-                self._made.notify_all()
+            self._wake_waiters()
         return bool(self._done_callbacks)
+
+    def _wake_waiters(self) -> None:
+        assert self._made is not None
+        with self._made:
+            for waiter in self._waiters:
+                (waiter.add_result if self._exception is None else waiter.add_exception)(self)
+            self._made.notify_all()
 
     def add_done_callback(self, callback: Callable[[Future[T]], Any]) -> None:
         """Call `callback` with this future when it has ended; at once if it has."""
@@ -246,13 +250,17 @@ class QuickFuture(Future[T]):
             future._called()
 
     def _called(self) -> None:
-        while self._done_callbacks:
+        callbacks = self._done_callbacks
+        while callbacks:
             try:
-                callback = self._done_callbacks.pop(0)
+                callback = callbacks.pop(0)
             except IndexError:  # Another thread took it.
                 return
+            # As `_call`, without a call.
             try:
-                self._call(callback)
+                callback(self)
+            except Exception:
+                log.exception("a callback of a send failed; the send itself did not")
             except BaseException:
                 log.exception("a callback of a send wanted to end its thread, which others need; it goes on")
 
@@ -320,9 +328,9 @@ class ThreadInFlightLimit:
         """
         return sys.is_finalizing() or machine.getpid() != self._process
 
-    def leave(self) -> None:
-        """Note that one send less is in flight. Called by the loop's thread alone."""
-        self._left += 1
+    def leave(self, count: int = 1, /) -> None:
+        """Note that so many sends less are in flight. Called by the loop's thread alone."""
+        self._left += count
         while self._given_back:
             self._given_back.pop()
             self._left += 1
@@ -413,11 +421,15 @@ class FuturePart(msgspec.Struct, eq=False):
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
         """Give the future its part of a batch's outcome; its result is made of that when somebody asks for it."""
         future = self.future
-        future.room.leave()
+        outcome.left.append(future.room)
         if outcome.error is not None:
             future._exception = own_error(outcome.error)
         future._told = (outcome, number)
-        if future._finish():
+        # As `_finish`, without a call.
+        future._state = _FINISHED
+        if future._made is not None:
+            future._wake_waiters()
+        if future._done_callbacks:
             outcome.called.append(future)
 
     def refuse(self, error: BaseException) -> None:
