@@ -23,6 +23,7 @@ from rocketspark.client.callbacks import Tasks, end_all, trouble_log
 from rocketspark.client.options import ClientOptions, ProducerOptions
 from rocketspark.errors import NotSent, ReceiptExpired, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import ReceivedMessage
+from rocketspark.protocol.codes import ResponseCode
 
 # How long a stop waits for brokers that do not answer.
 CLOSE_S = 5.0
@@ -126,15 +127,20 @@ class RocketBroker(AsyncBroker):
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yield tasks as they come; a broker that is away is waited for."""
         waiting: list[_Held] = []
+        is_gone = False
         try:
             consumer = await self._joined()
             while True:
                 try:
-                    messages = await consumer.receive(self._prefetch)
+                    if is_gone:
+                        await self._new_topic()
+                    messages, is_gone = await consumer.receive(self._prefetch), False
                 except RocketSparkError as e:
                     if consumer not in self._consumers:
                         return  # It was shut down.
                     trouble_log.warning("topic %s: no tasks are received, tried again: %s", self.topic, e)
+                    # Others deleted it, or a broker lost its store.
+                    is_gone = self._create_topic and getattr(e, "code", None) == ResponseCode.TOPIC_NOT_EXIST
                     await asyncio.sleep(TROUBLE_S)
                     continue
                 waiting += [_Held(self, consumer, message) for message in messages]
@@ -178,16 +184,18 @@ class RocketBroker(AsyncBroker):
         return made
 
     async def _make_topic(self) -> None:
-        producer = await self._sender()
         try:
-            await producer.queues(self.topic)
+            await (await self._sender()).queues(self.topic)
         except RouteNotFound:
-            try:
-                await producer.create_topic(self.topic)
-            except NotSent:
-                raise
-            except RocketSparkError as e:
-                trouble_log.warning("topic %s is not there and cannot be made, create it: %s", self.topic, e)
+            await self._new_topic()
+
+    async def _new_topic(self) -> None:
+        try:
+            await (await self._sender()).create_topic(self.topic)
+        except NotSent:
+            raise
+        except RocketSparkError as e:
+            trouble_log.warning("topic %s is not there and cannot be made, create it: %s", self.topic, e)
 
     def _reason_against(self, message: ReceivedMessage) -> str | None:
         """Return why no worker can do a task, None if one can."""

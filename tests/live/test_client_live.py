@@ -49,6 +49,14 @@ def read_all(namesrv: str, topic: str, count: int, group: str = "reader") -> lis
         return found
 
 
+def test_a_program_creates_a_topic_where_brokers_create_none_by_themselves() -> None:
+    with run_cluster(2, auto_create_topic=False) as strict, Producer(strict.namesrv) as producer:
+        producer.create_topic("mine", queue_count=3)
+        assert [queue.broker_name for queue in producer.queues("mine")] == ["broker-a"] * 3 + ["broker-b"] * 3
+        with pytest.raises(RouteNotFound, match="no-such-topic"):
+            producer.create_topic("other", default_topic="no-such-topic")
+
+
 def test_every_field_comes_back(cluster: Cluster) -> None:
     body = bytes(range(256)) * 40
     message = Message(

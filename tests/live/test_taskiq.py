@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.clients.taskiq_worker import worker
 from tests.java.mqadmin import until
 from tests.support.patience import LIMIT_S
 
-from rocketspark import AsyncProducer, MessageQueue
+from rocketspark import AsyncProducer, AsyncSimpleConsumer, MessageQueue
 from rocketspark.admin import Admin
 from rocketspark.errors import NotSent, RocketSparkError, ServerError, UsageError
 from rocketspark.taskiq import RocketBroker
@@ -171,6 +173,39 @@ def test_what_nothing_can_acknowledge_any_more_is_delivered_again(caplog: pytest
     # A listener whose broker is shut down ends.
     assert "no tasks are received" not in caplog.text
     assert caplog.text.count("has ended without an acknowledgement, and is delivered again") == 2
+
+
+@pytest.mark.shows("taskiq: a worker makes its topic where brokers make none, also if others delete it")
+def test_a_topic_that_is_not_there_or_deleted_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A receive is over sooner.
+    monkeypatch.setattr(AsyncSimpleConsumer, "receive", partialmethod(AsyncSimpleConsumer.receive, timeout_ms=200))
+
+    async def run(namesrv: str) -> None:
+        broker = RocketBroker(namesrv)
+        broker.result_backend = InmemoryResultBackend()
+
+        @broker.task(task_name="work")
+        async def work(number: int) -> int:
+            return number
+
+        async def done(number: int) -> bool:
+            with suppress(SendTaskError):
+                return (await (await work.kiq(number)).wait_result(timeout=LIMIT_S)).return_value == number
+            await asyncio.sleep(0.05)
+            return False
+
+        await broker.startup()
+        with Admin(namesrv) as admin:
+            async with worker(broker):
+                while not await done(1):
+                    pass
+                admin.delete_topic("taskiq")
+                while not await done(2):
+                    pass
+        await broker.shutdown()
+
+    with run_cluster(auto_create_topic=False) as cluster:
+        asyncio.run(asyncio.wait_for(run(cluster.namesrv), LIMIT_S))
 
 
 @pytest.mark.shows("taskiq: two workers, one of which is killed, do every task")

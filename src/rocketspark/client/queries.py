@@ -7,12 +7,13 @@ import logging
 
 from rocketspark.client import validators
 from rocketspark.client.base import AsyncClient
-from rocketspark.client.connection import client_api
+from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_changes import TopicChange, put_topic
 from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC
 from rocketspark.client.results import QueryResult
 from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
 from rocketspark.model import BrokerData, MessageQueue, ReceivedMessage, namespace
+from rocketspark.model.route import MASTER_ID
 from rocketspark.model.text import INT_MAX
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 
@@ -150,6 +151,8 @@ class Queries(StoredMessages):
     ) -> None:
         """Create a topic on every master that has `default_topic`; where it exists, what is not named stays as it is.
 
+        Brokers that create topics by themselves have TBW102. Where none does, the topic is created on every master.
+
         Args:
             queue_count: on each broker; a new topic gets 4.
             topic_sys_flag: 1 the topic is a unit's (FLAG_UNIT), 2 units subscribe to it (FLAG_UNIT_SUB), 3 both.
@@ -169,8 +172,7 @@ class Queries(StoredMessages):
             topic_sys_flag=topic_sys_flag,
             attributes=attributes,
         )
-        route = await self._instance.routes.get(default_topic)
-        masters = {b.broker_name: b.master for b in route.brokers if b.master}
+        masters = await self._masters_with(default_topic)
         if not masters:
             raise RouteNotFound(default_topic)
         done = await put_topic(topic, change, masters, self._instance.broker, self._instance.routes, force=force)
@@ -180,6 +182,22 @@ class Queries(StoredMessages):
         for name, error in failed.items():
             log.warning("topic %s is not created on %s, which others have: %s", topic, name, error)
         self._instance.routes.forget(topic)
+
+    async def _masters_with(self, default_topic: str) -> dict[str, str]:
+        """Return the addresses, by name, of the masters that a new topic is created on."""
+        instance = self._instance
+        try:
+            route = await instance.routes.get(default_topic)
+        except RouteNotFound as e:
+            if default_topic != DEFAULT_TOPIC:
+                raise
+            try:
+                info = await instance.routes.ask(lambda n: admin_api.cluster_info(n, timeout_ms=instance.timeout_ms))
+            except ServerError:  # A proxy, which serves routes alone.
+                raise e from None
+            addresses = {name: broker.broker_addrs.get(MASTER_ID) for name, broker in info.broker_addr_table.items()}
+            return {name: address for name, address in addresses.items() if address}
+        return {b.broker_name: b.master for b in route.brokers if b.master}
 
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
         """Return the offset of a queue's first message stored at or after `time_ms`; the end if there is none."""
