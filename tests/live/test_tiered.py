@@ -170,6 +170,27 @@ def test_messages_that_the_store_has_too_are_read_as_the_level_says(
     run(main())
 
 
+def test_a_topic_made_anew_shows_nothing_of_the_one_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with tiered(tmp_path, tiered_storage_level="FORCE") as server, connected(server.address) as peer:
+            tiering = server._tiering
+            assert tiering is not None
+            assert tiering._task is not None
+            await create(peer, queues=1)
+            await create_group(peer)
+            await filled(peer)
+            await uploaded(server)
+            assert await numbers(peer) == list(range(COUNT))
+            # The tier does not hear of the deletion.
+            tiering._task.cancel()
+            (await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))).raise_for_code("delete")
+            await create(peer, queues=1)
+            await filled(peer, COUNT)
+            assert await numbers(peer) == list(range(COUNT, 2 * COUNT))
+
+    run(main())
+
+
 def test_old_messages_are_read_from_the_tier(tmp_path: Path) -> None:
     async def main() -> None:
         disk = Disk()

@@ -124,7 +124,8 @@ class LiteEvents:
         queues = subscription.queues
         for queue in list(islice(queues, QUEUES_OF_POP)):
             queues[queue] = queues.pop(queue)
-            yield queue
+            if self._store.queue_range(queue, QUEUE_ID)[1]:
+                yield queue
 
     # -- what brings events ---------------------------------------------------------------------------------------
 

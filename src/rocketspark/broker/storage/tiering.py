@@ -53,22 +53,16 @@ READERS = 4
 # A replica looks for what its master has written so often, and no sooner than the second again if a reader wants more.
 FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
 FAILURES_IN_ROUND = 3  # Queues that fail in one round before the others wait for the next.
-# Messages that are looked at for one that both the store and the tier have, where some are missing.
-GAPS_MAX = 100
+GAPS_MAX = 100  # Messages that are looked at for one that both the store and the tier have, where some are missing.
 # What waits for the tier is told to ask again after so long: until it is known what it has, and for messages from it.
 KNOWN_S, READ_S = 3.0, 10.0
-# A tier that could not be read is asked for so long only for what the store has not.
-AVOIDED_S = 30.0
-# A stop waits for calls to the tier for so long.
-STOP_S = 10.0
+AVOIDED_S = 30.0  # A tier that could not be read is asked for so long only for what the store has not.
+STOP_S = 10.0  # A stop waits for calls to the tier for so long.
 
 # Requests, each with a topic and a queue, that are answered wrong without the tier.
 OF_OLD_OFFSETS = (
-    RequestCode.GET_MIN_OFFSET,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
-    RequestCode.GET_EARLIEST_MSG_STORETIME,
-    RequestCode.QUERY_CONSUMER_OFFSET,
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    *(RequestCode.GET_MIN_OFFSET, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME),
+    *(RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
 )
 
 
@@ -294,12 +288,16 @@ class Tiering:
         queues, gone = self._store.queues(), False
         for (topic, queue_id), queue in list(tier.queues.items()):
             # A deletion is forgotten once the log has nothing from before it: that says nothing of this one.
-            made_at = self._store.made_at(topic)
-            made_anew = queue.compared and not queue.left and made_at is not None and made_at > (queue.made_at or -1)
+            made_anew = queue.compared and not queue.left and self._is_made_anew(queue)
             if made_anew or (topic not in queues and self._store.made_at(topic) is not None):
                 await self._drop(tier, topic, queue_id)
                 gone = True
         return gone
+
+    def _is_made_anew(self, queue: QueueTier) -> bool:
+        """Tell whether the topic was deleted, and made again, since the tier got its messages."""
+        made_at = self._store.made_at(queue.topic)
+        return made_at is not None and made_at > (queue.made_at or -1)
 
     async def _drop(self, tier: Tier, topic: str, queue_id: int) -> None:
         await self._writer.run(partial(tier.drop, topic, queue_id))
@@ -453,10 +451,13 @@ class Tiering:
     def is_preferred(self, topic: str, queue_id: int, offset: int) -> bool:
         """Tell whether a message is read from the tier though the store may have it too (`tieredStorageLevel`)."""
         tier = self.tier if self._level in (NOT_IN_MEM, FORCE) else None
-        if tier is None or not tier.has(topic, queue_id, offset) or machine.monotonic() < self._avoided_until_s:
+        queue = tier.find(topic, queue_id) if tier is not None else None
+        high = self._store.queue_range(topic, queue_id)[1] if queue is not None else 0  # A replica's may be behind.
+        if queue is None or not queue.low <= offset < queue.high <= high or self._is_made_anew(queue):
             return False
         wanted = self._level == FORCE or self._is_far_behind(topic, queue_id, offset)
-        return wanted and (topic, queue_id) not in self._store.compacted
+        is_read = machine.monotonic() >= self._avoided_until_s and (topic, queue_id) not in self._store.compacted
+        return wanted and is_read
 
     def hold(self, routes: Routes) -> None:
         """Let requests for old offsets wait a little where their answer is not known before the tier's is."""
@@ -558,9 +559,6 @@ class Tiering:
             self._avoided_until_s = machine.monotonic() + AVOIDED_S
             raise ServerError(ResponseCode.SYSTEM_BUSY, f"the second tier cannot be read now: {e}") from e
 
-    async def _beside(self, call: Callable[[], T]) -> T:
-        return await self._answered(self._readers.run(call))
-
     def is_before_store(self, topic: str, queue_id: int, time_ms: int) -> bool:
         """Tell whether messages of a time may be in the tier alone: the store's first one is younger."""
         tiered = self.tier.find(topic, queue_id) if self.tier is not None else None
@@ -575,7 +573,7 @@ class Tiering:
         tiered = self.tier.find(topic, queue_id) if self.tier is not None else None
         if tiered is None:
             return self._store.offset_at_time(topic, queue_id, time_ms, upper)
-        found = await self._beside(partial(tiered.offset_at_time, time_ms, upper))
+        found = await self._answered(self._readers.run(partial(tiered.offset_at_time, time_ms, upper)))
         if found >= tiered.high - upper:
             # None there: the store's first, which the tier may have too, is the one.
             return max(self._store.offset_at_time(topic, queue_id, time_ms, upper), found)
@@ -586,7 +584,9 @@ class Tiering:
         tier = self.tier
         if tier is None or count_max <= 0:
             return []
-        return await self._beside(partial(tier.query, topic, key, count_max, begin_ms, end_ms, kind))
+        return await self._answered(
+            self._readers.run(partial(tier.query, topic, key, count_max, begin_ms, end_ms, kind))
+        )
 
 
 def tiering_of(
