@@ -17,6 +17,7 @@ from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ProtocolError, RocketSparkError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import record_layout
 from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.consumequeue.consume_queue_store import offset_behind
@@ -26,6 +27,8 @@ log = LimitedLog("rocketspark.broker")
 _QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
 
 COPY_MS = 1000
+# Of a topic without the permission to be read, and of queues that it has no more.
+NOT_TO_BE_READ = ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER
 
 
 class Master(Protocol):
@@ -55,6 +58,8 @@ class Compaction:
         self._store, self._copies = store, CompactionCopies(store)
         self._wanted = names
         self._names: frozenset[str] = frozenset()
+        # Queues whose older messages the master does not give.
+        self._refused: set[tuple[str, int]] = set()
         self._thread = BackgroundThread("compaction")
         self._task: asyncio.Task[None] | None = None
         self._compacting: asyncio.Future[None] | None = None
@@ -94,19 +99,23 @@ class Compaction:
                 log.exception("topics cannot be compacted")
 
     def is_whole(self) -> bool:
-        """Tell whether this copy has all that its master's compaction logs alone hold: nothing comes before its log."""
+        """Tell whether this copy has all that its master's compaction logs alone hold: nothing comes before its log.
+
+        What the master refuses as the topic may not be read does not count: else nobody would be in sync.
+        """
         self._look()
         return not any(
-            self._copies.gap(topic, queue_id) is not None
+            (topic, queue_id) not in self._refused and self._copies.gap(topic, queue_id) is not None
             for topic in self._names
             for queue_id in self._store.queues().get(topic, ())
         )
 
-    async def copy(self) -> None:
+    async def copy(self, *, refused_too: bool = False) -> None:
         """Copy all that readers may see of all topics with compaction. Raises StoreFull, StoreUnwritable, after all the
         queues that could be copied.
 
-        A queue whose older messages have to come from the master first waits for them.
+        A queue whose older messages have to come from the master first waits for them, but not one of which the master
+        refuses them, if `refused_too`.
         """
         self._look()
         if self._compacting is not None:
@@ -115,7 +124,8 @@ class Compaction:
         for topic in self._names:
             for queue_id in sorted(self._store.queues().get(topic, ())):
                 try:
-                    if not await self._take_older(topic, queue_id):
+                    is_ready = await self._take_older(topic, queue_id)
+                    if not is_ready and not (refused_too and (topic, queue_id) in self._refused):
                         continue
                     while self._copies.copy(topic, queue_id):
                         await asyncio.sleep(0)
@@ -135,8 +145,11 @@ class Compaction:
             try:
                 content, following = await master.pull(topic, queue_id, kept.next)
             except (TransportError, ProtocolError, ServerError) as e:
+                if isinstance(e, ServerError) and e.code in NOT_TO_BE_READ:
+                    self._refused.add((topic, queue_id))
                 log.warning("older messages of %s, kept by compaction, are not copied yet, tried again: %s", topic, e)
                 return False
+            self._refused.discard((topic, queue_id))
             records = [each for each in record_layout.split(memoryview(content)) if _QUEUE_OFFSET(each)[0] < end]
             # Where the master has nothing, the queue here goes on.
             if not kept.append(records, min(following, end) if following > kept.next else end):
@@ -154,7 +167,7 @@ class Compaction:
             return None
         lowest = store.written_position
         acts: list[Callable[[], Awaitable[None]]] = [
-            self.copy,
+            partial(self.copy, refused_too=True),
             partial(self._thread.run, store.compaction.flush),
         ]
         for act in acts if self._compacting is None else ():

@@ -13,7 +13,8 @@ from tests.unit.store.test_compaction import TOPIC, compact, copy, found, opened
 
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.compaction import Compaction
-from rocketspark.errors import StoreFull, TransportError
+from rocketspark.errors import ServerError, StoreFull, TransportError
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store import Store
 from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.files.system_calls import OsFiles
@@ -67,6 +68,40 @@ def test_what_is_older_than_its_own_log_comes_from_the_master(tmp_path: Path, si
     assert [each for each in found(ours) if each[0] < low] == kept
     assert [offset for offset, _ in found(ours) if offset >= low] == list(range(low, 200))
     theirs.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("code", [ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_BUSY])
+def test_a_topic_that_may_not_be_read_keeps_no_copy_out_of_the_set(tmp_path: Path, code: int) -> None:
+    class Refusing(Master):
+        async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+            if self.silent:
+                raise ServerError(code, "not now")
+            return await super().pull(topic, queue_id, offset)
+
+    theirs, ours = filled(tmp_path / "theirs"), filled(tmp_path / "ours")
+    expire(ours, NOW_MS + 10_000)
+    master = Refusing(theirs, 1)
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: master)
+    asyncio.run(compaction.copy())
+    assert compaction.is_whole() is (code == ResponseCode.NO_PERMISSION)
+    master.silent = 0
+    asyncio.run(compaction.copy())
+    assert compaction.is_whole()
+    assert [offset for offset, _ in found(ours)] == list(range(200))
+    theirs.close()
+    ours.close()
+
+
+def test_a_topic_that_may_not_be_read_holds_no_files_of_a_copy(tmp_path: Path) -> None:
+    class Refusing(Master):
+        async def pull(self, topic: str, queue_id: int, offset: int) -> tuple[bytes, int]:
+            raise ServerError(ResponseCode.NO_PERMISSION, "not now")
+
+    ours = filled(tmp_path)
+    expire(ours, NOW_MS + 10_000)
+    compaction = Compaction(BrokerSettings(), ours, lambda: frozenset({TOPIC}), lambda: Refusing(ours, 0))
+    assert asyncio.run(compaction.copied()) == ours.written_position
     ours.close()
 
 
