@@ -356,7 +356,7 @@ class Brokers:
         self._routes.clear()
 
     def forget_route(self, topic: str) -> None:
-        """Have a topic's route fetched anew when it is needed next: it seems to have changed."""
+        """Have a topic's route fetched anew when it is needed next: it seems to have changed, or has no master yet."""
         self._routes.expire(topic)
 
     async def _find(self, broker_name: str) -> str:

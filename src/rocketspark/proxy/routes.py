@@ -76,6 +76,7 @@ class QueryRoutes:
                 queue = messages.MessageQueue(topic=request.topic, id=number, permission=int(permission), broker=place)
                 found.append(messages.Assignment(message_queue=queue))
         if not found:
+            self._brokers.forget_route(topic)
             raise Refused(Code.FORBIDDEN, "no readable queue")
         return messages.QueryAssignmentResponse(status=status(Code.OK), assignments=found)
 

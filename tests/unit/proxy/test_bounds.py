@@ -209,7 +209,8 @@ def test_a_receive_goes_to_the_broker_asked_for_or_to_those_that_can_be_read_in_
         held = {name: SimpleNamespace(master=master) for name, master in masters.items()}
         route = SimpleNamespace(queues=queues, broker=held.get)
         unused: Any = None
-        brokers: Any = SimpleNamespace(route=lambda topic: asyncio.sleep(0, route))
+        forgotten: list[str] = []
+        brokers: Any = SimpleNamespace(route=lambda topic: asyncio.sleep(0, route), forget_route=forgotten.append)
         receives = Receives(ProxySettings(namesrv="n"), brokers, unused, unused, unused)
 
         async def asked(name: str) -> str:
@@ -222,6 +223,8 @@ def test_a_receive_goes_to_the_broker_asked_for_or_to_those_that_can_be_read_in_
         with pytest.raises(Refused) as caught:
             await asked("c")
         assert (caught.value.code, str(caught.value)) == (Code.FORBIDDEN, "no readable queue")
+        # A master may be elected at any moment.
+        assert forgotten == ["T"]
 
     asyncio.run(main())
 

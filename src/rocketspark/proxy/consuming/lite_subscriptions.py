@@ -115,6 +115,7 @@ class LiteSubscriptions:
             and broker.master is not None
         ]
         if not names:
+            self._brokers.forget_route(change.topic or "")
             raise Refused(Code.FORBIDDEN, "no readable queue")
         for outcome in await asyncio.gather(*(self._tell_one(n, change) for n in names), return_exceptions=True):
             if isinstance(outcome, BaseException):

@@ -344,6 +344,7 @@ class Receives:
                     return wanted.broker_name
                 readable.append(data.broker_name)
         if not readable:
+            self._brokers.forget_route(wanted.topic)
             raise Refused(Code.FORBIDDEN, "no readable queue")
         self._turn += 1
         return readable[self._turn % len(readable)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -265,6 +266,39 @@ def test_a_topic_is_sent_to_and_read_while_a_name_server_that_was_started_again_
         patched.setattr(brokers.routes, "refresh", nothing)
         with pytest.raises(RouteNotFound):
             world.proxy.run(lambda: later(world.topic))
+
+
+@pytest.mark.shows("a new master is found by the first call after it is elected")
+def test_a_route_without_a_master_is_asked_for_anew_by_the_next_call(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers, consumer = world.proxy.server.brokers, world.consumer()
+    make_topic(world.cluster.brokers[0], f"L{world.topic}", kind="LITE")
+    make_group(world.cluster.brokers[0], f"L{world.group}", attributes={"+lite.bind.topic": f"L{world.topic}"})
+    refresh = brokers.routes.refresh
+    asked = messages.QueryAssignmentRequest(
+        topic={"name": world.topic}, group={"name": world.group}, endpoints={"scheme": 1, "addresses": [{"host": "h"}]}
+    )
+    lite = messages.SyncLiteSubscriptionRequest(
+        action=2, topic={"name": f"L{world.topic}"}, group={"name": f"L{world.group}"}, lite_topic_set=["a"]
+    )
+
+    async def without_master(topic: str) -> TopicRoute:
+        found = await refresh(topic)
+        slaves = tuple(msgspec.structs.replace(each, addresses={1: "127.0.0.1:1"}) for each in found.brokers)
+        return msgspec.structs.replace(found, brokers=slaves)
+
+    calls: list[Callable[[], Any]] = [
+        lambda: consumer.answers(polling_ms=100)[0].status,
+        lambda: consumer.raw.call("QueryAssignment", asked).status,
+        lambda: consumer.raw.call("SyncLiteSubscription", lite).status,
+    ]
+    for call in calls:
+        with monkeypatch.context() as patched:
+            patched.setattr(brokers.routes, "refresh", without_master)
+            brokers._routes.clear()
+            assert call().code == Code.FORBIDDEN
+        assert call().code != Code.FORBIDDEN
 
 
 def test_handles_of_brokers_that_nobody_knows_cost_the_name_servers_nothing(
