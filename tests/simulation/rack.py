@@ -78,11 +78,13 @@ async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, An
     is_over = True
     for process in running:
         await process.wait()
-    there = await world.node("reader").run(lambda node: read_all(cluster))
-    check(sent, tried, {}, there)
+    # Whoever just came in sync may not have told yet that it has the last messages: they are shown once it did.
     await asyncio.sleep(1)
     if cluster.council is not None:
         await cluster.wait_in_sync(count, SETTLE_S)
+    there = await world.node("reader").run(lambda node: read_all(cluster))
+    check(sent, tried, {}, there)
+    if cluster.council is not None:
         compare_logs(cluster)
     await cluster.stop()
     return {"sent": len(sent), "tried": len(tried)}

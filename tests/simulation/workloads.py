@@ -287,7 +287,16 @@ class Workload:
         until_s = self.world.now_s + member["until"] - member["from"] if member["until"] else 1e9
         how: dict[str, Callable[..., Awaitable[Any]]] = {"pull": self.pull, "push": self.push, "pop": self.pop}
         read = read or how.get(member["how"], self._follow)
-        await read(node, lambda: self.stopped or self.world.now_s >= until_s)
+        while True:
+            try:
+                return await read(node, lambda: self.stopped or self.world.now_s >= until_s)
+            except UsageError:
+                raise
+            except ERRORS:
+                # One that is to stay is started again, as no NameServer may have answered it.
+                if self.stopped or member["until"]:
+                    raise
+            await asyncio.sleep(1)
 
     def begin(self, member: Operation, read: Callable[..., Awaitable[Any]] | None = None) -> Process:
         """Start a member on its machine, and have it killed at its time if it is one that dies."""

@@ -166,9 +166,9 @@ class UnitRepair:
             return self._log.is_damaged(position) if found is None else len(found) == size
         return found is not None and len(found) == size and belongs(found, queue, offset)
 
-    def mend(self, queue: ConsumeQueue, offset: int) -> bool:
+    def mend(self, queue: ConsumeQueue, offset: int, *, is_told: bool = False) -> bool:
         """Make the unit of one message anew from the log; False if no record of the message was found. Raises
-        StoreError.
+        StoreError. `is_told`: that it is lost was said before.
         """
         key = queue.topic, queue.queue_id, offset
         if key in self._given_up:
@@ -180,7 +180,7 @@ class UnitRepair:
             self._given_up = {known for known in self._given_up if known[:2] != key[:2]}
         if offset in found:
             return True
-        if key not in self._told:
+        if key not in self._told and not is_told:
             self.lost += 1
             self.news.append(
                 f"the unit of offset {offset} of {_place(queue)} is damaged and the log has no record of it:"

@@ -354,13 +354,14 @@ class MessageReader:
         return GetMessageResult(GetStatus.FOUND, records, count, total, queue_offset + count, queue.min, high)
 
     def _mended_or_removed(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> GetMessageResult | None:
-        """Return the answer to a read that begins at a removed message, or None once its unit is mended.
-
-        A unit that leads to a place before the log's oldest record may be damaged.
+        """Return the answer to a read that begins at a removed message, or None once its unit is mended: one that leads
+        to a place before the log's oldest record, or into its damage, may be damaged itself.
         """
-        before_oldest = size != GAP_SIZE and position < self.log.min_position
-        if before_oldest and (position < 0 or offset < queue.loaded_next) and self.mender.mend(queue, offset):
-            return None
+        if size != GAP_SIZE:
+            is_lost = self.log.is_damaged(position)
+            is_wrong = position < 0 or (position < self.log.min_position and offset < queue.loaded_next)
+            if (is_wrong or is_lost) and self.mender.mend(queue, offset, is_told=is_lost):
+                return None
         return self._removed(queue, offset)
 
     def _mended_or_passed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult | None:
@@ -523,15 +524,14 @@ class MessageReader:
         end = self._visible_end
         return None if found is None or (end is not None and position + len(found) > end) else found
 
-    def unused_at(self, position: int) -> memoryview | None:
-        """Return the mark at `position` that says that the rest of the log file is unused; None if there is none, or
-        readers do not see it yet.
+    def copied_at(self, position: int) -> memoryview | None:
+        """Return what a replica copies from a physical offset, whether readers see it yet or not: the whole record, or
+        the mark that says that the rest of the log file is unused; None if there is neither.
         """
         log = self.log
-        file_end = log.next_file(position)
-        if not log.min_position <= position < file_end <= log.written or log.is_damaged(position):
-            return None
-        if self._visible_end is not None and file_end > self._visible_end:
+        if (found := log.record_at(position)) is not None:
+            return found
+        if not log.min_position <= position < log.next_file(position) <= log.written or log.is_damaged(position):
             return None
         return log.slice(position, record_layout.BLANK_BYTES_MIN) if log.is_blank(position) else None
 

@@ -203,6 +203,16 @@ def test_what_was_written_since_the_start_is_looked_at_as_it_is_read(
     assert store.mender.mended == 96
 
 
+def test_a_unit_that_leads_into_damage_of_the_log_is_mended(make_store: Any, send: Any) -> None:
+    store = filled(make_store, send, 40, keeps=True)
+    lost = 3 * 512
+    store.log.damaged = [(lost, lost + 256)]
+    put(Path(store.settings.root), 10, lambda unit: lost.to_bytes(8, "big") + unit[8:])
+    found, gone = walk(store, 10)
+    assert (found, gone) == ([offset for offset in range(40) if offset != 3], [3])
+    assert (store.mender.mended, store.mender.lost) == (1, 0)
+
+
 def test_what_was_written_since_the_start_is_looked_at_by_its_records_alone(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -521,6 +521,8 @@ def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
     # By key and by position no more than by queue.
     assert len(store.query("t", "k", 99, 0, 1 << 62)) == 3
     assert [store.shown_at(end) is None for end in (0, *ends[:4])] == [False, False, False, True, True]
+    # A replica that lost them to its disk is given those, too.
+    assert [store.copied_at(end) is None for end in (0, *ends)] == [False] * len(ends) + [True]
     assert store.queue_range("t", 0) == (0, 3)
     found = store.read("t", 0, 0, 99, 1 << 20)
     assert (found.count, found.max_offset, found.next_offset) == (3, 3, 3)

@@ -77,13 +77,10 @@ class QueryHandler:
 
     def view(self, peer: Peer, request: Request[ViewMessageHeader], body: bytes) -> bytes:
         """VIEW_MESSAGE_BY_ID (33): the record at a physical offset."""
-        found = self._store.shown_at(request.ext.physical_offset)
-        if found is None and request.ext.unused:
-            found = self._store.unused_at(request.ext.physical_offset)
+        position = request.ext.physical_offset
+        found = self._store.copied_at(position) if request.ext.unused else self._store.shown_at(position)
         if found is None:
-            raise ServerError(
-                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset: {request.ext.physical_offset}"
-            )
+            raise ServerError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset: {position}")
         return reply(request.opaque, body=bytes(found))
 
 

@@ -199,7 +199,8 @@ class QueryMessageReply(Header, kw_only=True, gc=False):
 class ViewMessageHeader(Header, kw_only=True, gc=False):
     """VIEW_MESSAGE_BY_ID (33): asks for the record at a physical offset.
 
-    `unused`, our own: if the unused end of a log file is there, the mark that says so is wanted.
+    `unused`, our own, from a replica: what readers do not see yet is wanted too, and if the unused end of a log file is
+    there, the mark that says so.
     """
 
     topic: str | None = None
