@@ -188,7 +188,8 @@ class BrokerServer:
             self._repeated.every("tables", SAVE_AGAIN_S, self._save_again)
             self._repeated.every("statistics", STATS_S, self._count)
             self._repeated.every("cold reads", INTERVAL_S, self._cold_reads.next_interval)
-            self._repeated.every("clock", WATCH_S, ClockWatch().look)
+            hearers = self._pop_state.block_ends.clock_jumped, self._lite.pops.block_ends.clock_jumped
+            self._repeated.every("clock", WATCH_S, ClockWatch(hearers=hearers).look)
             self._lite.repeat(self._repeated, lambda: self.role.is_master)
             if self.access.plain is not None:
                 self._repeated.every("rules", ACL_LOOK_S, self.access.look)

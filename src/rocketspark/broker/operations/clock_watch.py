@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rocketspark import machine
 
@@ -15,13 +15,17 @@ JUMP_S_MIN = 2.0
 
 
 class ClockWatch:
-    """Compares the wall clock with one that never jumps. `wall`, `steady`: both in seconds."""
+    """Compares the wall clock with one that never jumps. `wall`, `steady`: both in seconds. `hearers`: called with the
+    seconds of each jump.
+    """
 
     def __init__(
         self,
         wall: Callable[[], float] = lambda: machine.time(),
         steady: Callable[[], float] = lambda: machine.monotonic(),
+        hearers: Sequence[Callable[[float], None]] = (),
     ) -> None:
+        self._hearers = hearers
         self._wall = wall
         self._steady = steady
         self._last_s, self._stands = wall(), False
@@ -48,4 +52,6 @@ class ClockWatch:
             "the clock of this machine jumped by %+.1f s: what is due or expires goes by the new time",
             jump_s,
         )
+        for hear in self._hearers:
+            hear(jump_s)
         return jump_s

@@ -253,6 +253,24 @@ class OrderedPops:
             batch.invisible_time_ms = max(visible_ms - pop_time_ms, 1)
             self._changes += 1
 
+    def set_back(self, by_ms: int) -> list[tuple[str, str, int]]:
+        """Free queues as much earlier as the clock was set back; return topic, group and id of those that are blocked.
+
+        One whose batch does not tell its invisible time, as brokers before 5.0 left it, stays as it is.
+        """
+        found = []
+        for key, queues in self.table.items():
+            topic, group = topic_and_group(key)
+            for queue_id, batch in queues.items():
+                held_ms, changed = batch.invisible_time_ms or 0, batch.next_visible_ms or {}
+                own_ms = batch.pop_time_ms + held_ms
+                left = {offset: changed.get(offset, own_ms) - by_ms for offset in batch.unacknowledged()}
+                if held_ms > 0 and left:
+                    batch.next_visible_ms = left
+                    found.append((topic, group, queue_id))
+        self._changes += len(found)
+        return found
+
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of the last batch are not acknowledged."""
         batch = self.table.get(f"{topic}@{group}", {}).get(queue_id)
@@ -343,6 +361,12 @@ class BlockEnds:
         self._wake = wake
         self._enabled = enabled
         self._timers: dict[Queue, asyncio.TimerHandle] = {}
+
+    def clock_jumped(self, jump_s: float) -> None:
+        """Let no queue be blocked for longer because the clock was set back."""
+        if jump_s < 0:
+            for queue in self._ordered.set_back(int(-jump_s * 1000)):
+                self.look(*queue)
 
     def look(self, topic: str, group: str, queue_id: int) -> None:
         """Set the timer of a queue again, after its last batch changed."""

@@ -181,3 +181,16 @@ def test_odd_entries_of_a_file_harm_nothing(tmp_path: Path) -> None:
         with pytest.raises(KeyError):
             pops.acknowledge("T", "G", queue_id, 3, 5)
     assert pops.blocked_until_ms("T", "G", 2, None, 10) == 15
+
+
+def test_a_clock_that_is_set_back_blocks_no_queue_for_longer() -> None:
+    pops = OrderedPops(NoFile())
+    pops.given(T, G, Q, range(3), attempt_id=None, pop_time_ms=10_000, invisible_time_ms=20)
+    pops.given(T, G, Q + 1, range(1), attempt_id=None, pop_time_ms=10_000, invisible_time_ms=20)
+    pops.acknowledge(T, G, Q + 1, 0, 10_000)
+    pops.change_next_visible(T, G, Q, 1, 10_000, 10_500)
+    assert pops.set_back(9000) == [(T, G, Q)]
+    assert pops.blocked_until_ms(T, G, Q, None, 0) == 1500
+    # The messages are those of that pop all the same.
+    assert pops.acknowledge(T, G, Q, 1, 10_000) == 0
+    assert pops.blocked_until_ms(T, G, Q, None, 0) == 1020
