@@ -112,6 +112,8 @@ class Import:
             broker = remade(note.namesrv, self._access, self._topic, made, note.making)
         except RouteNotFound:
             broker = min(note.making)  # It was deleted.
+        except (ServerError, ConfigError):
+            return  # Another user's run could ask; this one may only send.
         if broker:
             raise UsageError(
                 f"topic {shown(self._topic)} was made anew on broker {broker}, or the broker's store was, since"
