@@ -15,7 +15,7 @@ from rocketspark.protocol.light_queues import QUEUE_ID
 from rocketspark.store.store import Store
 
 # Offsets that are looked at in one turn, and those whose messages are read: some ms.
-ROWS_IN_TURN, READS_IN_TURN = 4096, 512
+ROWS_IN_TURN, READS_IN_TURN = 1024, 256
 
 
 class LiteLag(NamedTuple):
@@ -51,9 +51,11 @@ class LiteLags:
         try:
             found: dict[tuple[str, str], LiteLag] = {}
             weight = 0
-            for key, offsets in list(self._offsets.table.items()):
+            table = self._offsets.table
+            # Not as pairs: many new objects have the garbage collection look through all.
+            for key in list(table):
                 queue, _, group = key.rpartition("@")
-                lite, offset = lite_topics.of_queue(queue), offsets.get(QUEUE_ID)
+                lite, offset = lite_topics.of_queue(queue), table.get(key, {}).get(QUEUE_ID)
                 weight += 1
                 if lite is not None and offset is not None:
                     lag, oldest_ms = max(0, self._store.queue_range(queue, QUEUE_ID)[1] - offset), -1

@@ -226,8 +226,11 @@ class LiteManagerHandler:
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"topK {h.top_k} is not from 1 to {NAMES_MAX}")
         lags: list[tuple[int, str, int]] = []
         end = f"@{h.group}"
-        for number, (key, offsets) in enumerate(list(self._offsets.table.items()), 1):
-            if key.endswith(end) and lite_topics.is_lite(key) and (offset := offsets.get(QUEUE_ID)) is not None:
+        table = self._offsets.table
+        # Not as pairs: many new objects have the garbage collection look through all.
+        for number, key in enumerate(list(table), 1):
+            offset = table.get(key, {}).get(QUEUE_ID) if key.endswith(end) and lite_topics.is_lite(key) else None
+            if offset is not None:
                 queue = key.removesuffix(end)
                 lag = self._store.queue_range(queue, QUEUE_ID)[1] - offset
                 if lag > 0:
