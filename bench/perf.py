@@ -20,6 +20,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -106,27 +107,27 @@ def sync(namesrv: str, topic: str, window: int) -> None:
 
 
 def future(namesrv: str, topic: str, window: int, options: ProducerOptions | None = None) -> None:
-    """One thread, futures."""
-    with Producer(namesrv, GROUP, **(options or {})) as producer:
+    """One thread, futures; the producer itself bounds how many are in flight."""
+    with Producer(namesrv, GROUP, **({"in_flight_max": window} | (options or {}))) as producer:
 
         def round_of(seconds: float) -> Result:
-            room = threading.Semaphore(window)
             failed = itertools.count()
+            recent: deque[Future[Any]] = deque(maxlen=window)
 
             def ended(done: Future[Any]) -> None:
                 if done.exception() is not None:
                     next(failed)
-                room.release()
 
             count = 0
             started = time.perf_counter()
             end = started + seconds
             while time.perf_counter() < end:
-                room.acquire()
-                producer.send_future(topic, BODY).add_done_callback(ended)
+                sent = producer.send_future(topic, BODY)
+                sent.add_done_callback(ended)
+                recent.append(sent)
                 count += 1
-            for _ in range(window):
-                room.acquire()
+            for each in recent:
+                each.exception()
             return rate(count, started, next(failed))
 
         serve(round_of)

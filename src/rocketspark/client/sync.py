@@ -182,7 +182,7 @@ class ProducerFacade(QueriesFacade[P]):
                 if encoded is not None:
                     part = FuturePart(future, accumulator, encoded.topic, b"", {}, encoded)
             if part is not None:
-                self._room.enter(core.send_path.attempts.end_s(None), loop.thread)
+                self._room.enter(core.send_path.timeout_s, loop.thread)
                 loop.put(part)
                 return future
         message = make_message(message, body, fields)
@@ -200,7 +200,7 @@ class ProducerFacade(QueriesFacade[P]):
             core.future_codes,
             future=future,
         )
-        self._room.enter(send.end_s, loop.thread)
+        self._room.enter(send.end_s - send.began_s, loop.thread)
         loop.put(send)
         return future
 

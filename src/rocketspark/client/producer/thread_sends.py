@@ -286,16 +286,17 @@ class ThreadInFlightLimit:
         # By threads that gave up: only the loop's thread counts.
         self._given_back: deque[None] = deque()
 
-    def enter(self, end_s: float, leaver: RealThread) -> None:
+    def enter(self, timeout_s: float, leaver: RealThread) -> None:
         """Wait until a send is allowed. Called by many threads; `leaver` is the thread that calls `leave`, which must
         never wait.
 
-        Raises TooManyInFlight at the monotonic time `end_s`.
+        Raises TooManyInFlight after `timeout_s`.
         """
         # One step in C: no two threads get one number.
         number = next(self._numbers)
         if number - self._left <= self._count_max or leaver.is_current:
             return
+        end_s = machine.monotonic() + timeout_s
         try:
             with self._freed:
                 while number - self._left > self._count_max:
