@@ -70,10 +70,13 @@ async def _take_out(cluster: Cluster, node: Node) -> None:
     cluster.taken_out.add(node.name)
     world.states["brokers taken out"] += 1
     world.record("fault", what="taken out", node=node.name)
-    number = _number(cluster, node)
+    numbers = _numbers(cluster, node)
     node.kill()
-    while number in cluster.known_set().in_sync or not await _is_cleaned(cluster, number):
+    while not numbers.isdisjoint(cluster.known_set().in_sync):
         await asyncio.sleep(0.5)
+    for number in sorted(numbers):
+        while not await _is_cleaned(cluster, number):
+            await asyncio.sleep(0.5)
     cluster.brokers.remove(node)
     world.record("mended", what="taken out", node=node.name)
 
@@ -100,7 +103,7 @@ async def renew(cluster: Cluster) -> None:
             if (
                 server.role.is_master
                 or not 0 < ends_at < begins_at
-                or _number(cluster, node) in cluster.known_set().in_sync
+                or not _numbers(cluster, node).isdisjoint(cluster.known_set().in_sync)
             ):
                 continue
             cluster.world.record("fault", what="renewed", node=node.name)
@@ -111,9 +114,10 @@ async def renew(cluster: Cluster) -> None:
             cluster.world.record("mended", what="renewed", node=node.name)
 
 
-def _number(cluster: Cluster, node: Node) -> int:
+def _numbers(cluster: Cluster, node: Node) -> set[int]:
+    """Return the numbers that the controllers gave a broker: another one for each empty disk that it came with."""
     replicas = cluster.known_set().replicas.items()
-    return next(number for number, replica in replicas if replica.address.startswith(f"{node.ip}:"))
+    return {number for number, replica in replicas if replica.address.startswith(f"{node.ip}:")}
 
 
 async def _is_cleaned(cluster: Cluster, number: int) -> bool:
