@@ -63,8 +63,10 @@ def keys_of(cluster: Cluster, queue: MessageQueue, last: int) -> set[str]:
     return keys
 
 
-@pytest.mark.shows("mended: a replica on an empty disk is elected without what its master's compaction logs alone hold")
-@pytest.mark.shows("mended: a queue whose messages are all removed begins at 0 again on a replica that began empty")
+@pytest.mark.shows(
+    "mended: a replica on an empty disk is elected without what its master's compaction logs alone hold",
+    "mended: a queue whose messages are all removed begins at 0 again on a replica that began empty",
+)
 def test_a_copy_on_an_empty_disk_is_elected_with_what_the_log_has_no_more() -> None:
     with run_cluster(replicas=2, **SMALL) as cluster:
         with Admin(cluster.namesrv) as admin:

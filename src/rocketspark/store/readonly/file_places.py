@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from rocketspark import machine
 from rocketspark.errors import StoreError, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.tiered.object_segments import ObjectSegments, object_segments
@@ -146,7 +147,7 @@ class ObjectStore(NamedTuple):
     def segments(self, folder: str) -> ObjectSegments:
         """Return the segments below a folder."""
         # A forked process cannot use its parent's connections.
-        return ObjectSegments(_file_system(self, os.getpid()), folder.removeprefix(_SCHEME))
+        return ObjectSegments(_file_system(self, machine.getpid()), folder.removeprefix(_SCHEME))
 
 
 @lru_cache(maxsize=4)
