@@ -67,7 +67,7 @@ def outcome(data: bytes, quick: bool) -> list[ReceivedMessage] | str:
         return "RecordError"
 
 
-SETTINGS = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SETTINGS
@@ -124,7 +124,7 @@ PLAIN = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PLAIN, max_size=40))
 def test_equal_on_many_plain_records(records: list[bytes]) -> None:
     data = b"".join(records)
