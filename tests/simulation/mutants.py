@@ -374,8 +374,8 @@ TABLE: dict[str, Planted] = {
     "a_pop_does_not_look_into_the_tier": Planted(
         "groups are given what only the tier has",
         "broker/pop/reading.py",
-        "        if not tiering.has(*queue, offset):\n",
-        "        if tiering.has(*queue, offset):\n",
+        "        if read is not None and not tiering.has(*queue, offset):\n",
+        "        if read is not None:\n",
         shape=TIERED,
     ),
 }
