@@ -304,7 +304,10 @@ class AccessControl:
         if not self._authorizes:
             return True
         host = host_of(client.address)
-        needed = [topic_context(topic, action)] if topic else []
+        needed: list[Context] = []
+        if topic:
+            needed = [topic_context(topic, action)]
+            needed += of_others(needed[0])
         if action == SUB:
             needed.append(_group(client.group))
         return all(self._authorization.verdict(client.user or None, one, host).remark is None for one in needed)
@@ -382,11 +385,12 @@ class AccessControl:
             topic = record.decode(found.body, check_crc=False).topic.decode("utf-8", "replace") if found.body else ""
         except RecordError:
             topic = ""
-        context = topic_context(topic, SUB)
-        verdict = self._authorization.verdict(username, context, call.remote_host)
-        if not topic or verdict.remark is not None:
-            remark = verdict.remark or "no message is at that place"
-            raise self._refusal(call, username, remark, [context], verdict.rule)
+        needed = topic_context(topic, SUB)
+        for context in (needed, *of_others(needed)):
+            verdict = self._authorization.verdict(username, context, call.remote_host)
+            if not topic or verdict.remark is not None:
+                remark = verdict.remark or "no message is at that place"
+                raise self._refusal(call, username, remark, [context], verdict.rule)
 
     def _refusal(
         self, call: Call, username: str | None, remark: str, asked: Sequence[Context] = (), rule: str = "signature"

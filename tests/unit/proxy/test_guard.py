@@ -47,7 +47,7 @@ pytestmark = pytest.mark.shows(
 )
 
 DATE = "20261123T061500Z"
-USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret"}
+USERS = {"shop": "shop-secret", "billing": "billing-secret", "off": "off-secret", "most": "most-secret"}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,8 @@ def locked() -> Iterator[Cluster]:
             operations.create_user(user, password)
         operations.create_acl("shop", ["Topic:orders"], ["Pub"])
         operations.create_acl("billing", ["Topic:orders", "Group:billing"], ["Sub"])
+        operations.create_acl("most", ["Topic:*", "Group:billing"], ["Sub"])
+        operations.create_acl("most", ["Topic:bills"], ["All"], decision="Deny")
         operations.update_user("off", status="disable")
         yield cluster
 
@@ -310,6 +312,25 @@ def test_a_handle_that_was_made_up_moves_no_foreign_message(
         locked_proxy.server.service._handlers[path] = before
     assert status.code == (Code.UNAUTHORIZED if refused else Code.OK)
     assert refused in status.message
+
+
+def test_a_made_up_handle_takes_no_delayed_message_of_a_topic_that_is_denied(
+    locked_proxy: RunningProxy, locked: Cluster
+) -> None:
+    """It waits in a topic that a rule for all topics covers."""
+    with Producer(locked.namesrv, **locked.client_options) as producer:
+        sent = producer.send("bills", b"secret", delay_ms=3_600_000)
+    request = calls("orders", "billing")["ForwardMessageToDeadLetterQueue"]
+    request.receipt_handle = f"0 {10**13} 60000 0 0 broker-a 0 0 {parse_offset_message_id(sent.offset_message_id)[2]}"
+    client = as_user(locked_proxy, "most")
+    status = status_of(client, "ForwardMessageToDeadLetterQueue", request)
+    client.close()
+    text = "User:most has no permission to access Cluster: from 127.0.0.1, no matched policies."
+    assert (status.code, status.message) == (Code.UNAUTHORIZED, text)
+    may = locked_proxy.server.clients.may_be_sent
+    client_of: Any = SimpleNamespace(user="most", address="127.0.0.1:9", group="billing")
+    found = [locked_proxy.run(lambda t=topic: may(client_of, t, "Sub")) for topic in ("orders", "rmq_sys_wheel_timer")]
+    assert found == [True, False]
 
 
 @pytest.mark.shows("what the broker sends of itself: a table, a test each")
