@@ -286,3 +286,20 @@ def test_who_ends_what_he_does_not_have_is_not_kept(link: Link) -> None:
     asked = {"parentTopic": TOPIC, "group": "phones", "clientId": "nobody"}
     assert link.change("PARTIAL_REMOVE", ["a"], "nobody") == [0, None]
     assert json.loads(link.ask(200077, asked)[1])["liteTopicCount"] == -1
+
+
+def test_a_pop_of_another_group_is_no_sign_of_life_of_a_client(link: Link) -> None:
+    assert link.group("strangers", bind_topic=TOPIC) == 0
+    assert link.change("PARTIAL_ADD", ["seen"], "watched") == [0, None]
+    assert link.send(b"x", "seen")["code"] == 0
+    asked = {"parentTopic": TOPIC, "group": "phones", "clientId": "watched"}
+
+    def accessed_ms() -> int:
+        return int(json.loads(link.ask(200077, asked)[1])["lastAccessTime"])
+
+    while not 0 < (before_ms := accessed_ms()) < int(time.time() * 1000):
+        time.sleep(0.001)
+    for group, is_later in (("strangers", False), ("phones", True)):
+        link.pop("watched", group, pollTime="0")
+        assert (accessed_ms() > before_ms) is is_later
+    link.change("COMPLETE_REMOVE", [], "watched")

@@ -68,11 +68,11 @@ class LitePops:
     def take(self, h: PopLiteHeader) -> Taken:
         """Pop messages for a client; it finds none if it did not subscribe with this group to this topic."""
         taken, subscription = Taken(now_ms()), self._subscriptions.clients.get(h.client_id)
+        if subscription is None or (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
+            return taken
         events = self._events.clients.get(h.client_id)
         if events is not None:
             events.asked()
-        if subscription is None or (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
-            return taken
         looked_at = 0
         for queue in self._events.taken(subscription):
             self._take_of(taken, h, queue)
