@@ -58,11 +58,21 @@ SOURCE = ROOT / "src" / "rocketspark"
 PACKAGES = sorted(p.parent for p in SOURCE.rglob("__init__.py"))
 
 
-def test_the_file_map_names_every_package() -> None:
-    design = (ROOT / "DESIGN.md").read_text("utf-8")
-    names = [p.name for p in PACKAGES if p != SOURCE]
-    assert len(names) > 30
-    assert [name for name in names if not re.search(rf"\b{name}[/,; ]", design)] == []
+def test_the_file_map_names_every_package_where_it_lies() -> None:
+    design = (ROOT / "DESIGN.md").read_text("utf-8").partition("```text")[2].partition("```")[0]
+    parts = re.split(r"^  (?=\w+/)", design, flags=re.MULTILINE)
+    of_package = {part.partition("/")[0]: part for part in parts}
+    places = [p.relative_to(SOURCE).parts for p in PACKAGES if p != SOURCE]
+    assert len(places) > 30
+    assert [place for place in places if f"{place[-1]}/" not in of_package.get(place[0], "")] == []
+
+
+def test_the_file_map_names_no_module_that_is_gone() -> None:
+    design = (ROOT / "DESIGN.md").read_text("utf-8").partition("```text")[2].partition("```")[0]
+    there = {p.stem for folder in ("src", "tests") for p in (ROOT / folder).rglob("*")}
+    names = set(re.findall(r"\b[a-z0-9]+_[a-z0-9_]+\b", design)) - {"run_cluster"}
+    assert len(names) > 100
+    assert names - there == set()
 
 
 @pytest.mark.shows(
