@@ -106,7 +106,7 @@ class ConfigError(UsageError):
 
 
 class StateError(UsageError):
-    """Used before `start` or after `close`."""
+    """A client or a server was used before its `start` or after its `close`."""
 
 
 class ProtocolError(RocketSparkError):

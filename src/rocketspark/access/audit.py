@@ -406,7 +406,10 @@ class Audit:
         self._put("changed", entry, remark=remark)
 
     def record(self, who: Decision, about: dict[str, Any], failed: str = "") -> None:
-        """Put a change on record that came by a call, no request. `failed`: why it failed, "" if it is done."""
+        """Record a change that no request of RocketMQ's protocol made, such as one made in the console.
+
+        `failed`: why it failed, "" if it did not.
+        """
         self._put_change(who, who.code, about, 1 if failed else 0, failed)
 
     # -- lines ---------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class BrokerFigures(BrokerState, frozen=True):
 
 
 def broker_figures(of: BrokerState, table: dict[str, str]) -> BrokerFigures:
-    """Return the state of a broker from the table that it told; what is missing there, or is no number, is 0."""
+    """Return the state of a broker from the table that it sent; what is missing there, or is no number, is 0."""
 
     def number(name: str, low: int = 0) -> int:
         return whole_number(table.get(name), low=low) or 0
@@ -173,7 +173,7 @@ class ReplicationState(msgspec.Struct, frozen=True):
 
 
 def replication_state(of: BrokerState, told: HaStatus) -> ReplicationState:
-    """Return how replication stands on a broker, from what it told."""
+    """Return how replication stands on a broker, by the broker's own report."""
     if told.master or told.ha_client_runtime_info is None:
         slaves = tuple(
             SlaveState(link.addr, link.slave_ack_offset, link.diff, link.in_sync, link.transferred_byte_in_second)

@@ -124,8 +124,8 @@ class TopicRates(msgspec.Struct, frozen=True):
 
 
 class ConsumerState(msgspec.Struct, frozen=True):
-    """What a consumer tells of itself. `properties`: its settings by RocketMQ's names; `stacks`: of its threads, as it
-    writes them, None if they were not asked for.
+    """What a consumer reports about itself. `properties`: its settings by RocketMQ's names; `stacks`: the stacks of its
+    threads, as it writes them, None if they were not asked for.
     """
 
     client_id: str

@@ -117,7 +117,7 @@ class GroupOperations(ClusterClient):
         return sorted(set().union(*found))
 
     async def check_known(self, group: str) -> None:
-        """Raise UsageError for a group that no broker knows. Who may not list groups is not told."""
+        """Raise UsageError for a group that no broker knows; it passes where the user may not list groups."""
         check_name(group)
         known = await self._known_groups(await self._readable())
         if known and not any(group in groups for groups in known.values()):

@@ -92,7 +92,10 @@ class Console:
             )
 
     def changed(self, name: str, source: str, path: str, words: str, failed: str = "") -> None:
-        """Put a change on record. `words`: what it was, without a secret; `failed`: why it failed, "" if it is done."""
+        """Record a change in the audit log.
+
+        `words`: what it was, without a secret; `failed`: why it failed, "" if it did not.
+        """
         if self._audit is not None:
             subject = f"User:{name}" if name else ""
             rule = "console" if name else "no login"

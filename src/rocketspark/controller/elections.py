@@ -1,4 +1,4 @@
-"""Holds elections and tells brokers the outcome.
+"""Holds elections and tells brokers the outcome. Which broker of a set is elected: `elected` in `replica_sets`.
 
 Rule: each change of a role is a line in the log, with its reason; each broker is told the newest master alone, and one
 that cannot be reached asks by itself.

@@ -41,7 +41,7 @@ class Read:
         self._reader = reader
 
     def ack(self) -> None:
-        """It is done, and makes room for others."""
+        """Note that the message is handled, so that another one may be read in its place."""
         self._reader.wake()
 
     # No group of readers keeps dead letters.

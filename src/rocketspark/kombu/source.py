@@ -45,15 +45,15 @@ class Popped:
         self._source = source
 
     def ack(self) -> None:
-        """It is done; from any thread."""
+        """Acknowledge the message; from any thread."""
         self._source.soon(lambda: self._source.ack(self))
 
     def give_back(self) -> None:
-        """It comes again at once, here or elsewhere; from any thread."""
+        """Have the message delivered again at once, to this worker or another one; from any thread."""
         self._source.soon(lambda: self._source.give_back(self))
 
     def dead(self) -> None:
-        """It becomes a dead letter of the queue's group; from any thread."""
+        """Make the message a dead letter of the queue's group; from any thread."""
         self._source.soon(lambda: self._source.bury(self))
 
 

@@ -1,4 +1,4 @@
-"""How queues are shared out among a group's members, and names among queues. Pure: clients and brokers compute alike.
+"""How queues are shared out among a group's members. Pure: clients and brokers compute the same from the same lists.
 
 Rule: results of RocketMQ's AllocateMessageQueue… strategies and of QueryAssignmentProcessor, 5.x. All take sorted
 lists.

@@ -201,7 +201,7 @@ class Clients:
         self._gone.append(act)
 
     def when_told(self, act: Callable[[ProxyClient], None]) -> None:
-        """Have `act` called with a client whenever it has told its settings, or its calls say something new."""
+        """Have `act` called with a client whenever it has sent its settings, or a call shows something new about it."""
         self._told_settings.append(act)
 
     def get(self, identity: str) -> ProxyClient | None:
@@ -458,7 +458,7 @@ class Telemetry:
                 self._clients.stream_ended(client, stream, cut=cut)
 
     async def heartbeat(self, call: Call, request: Any) -> Any:
-        """Heartbeat: a client lives, whether it has told its settings or not."""
+        """Heartbeat: note that a client lives, whether it has sent its settings or not."""
         if self._clients.lives(call) is None and request.group.name:
             self._clients.beats(call, checked_group(request.group.name), request.client_type)
         return messages.HeartbeatResponse(status=status(Code.OK))

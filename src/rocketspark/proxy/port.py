@@ -1,6 +1,6 @@
 """The proxy's one port: it looks at the first bytes of a connection, ends TLS, and relays HTTP/2 to the gRPC server.
 
-Rule: who a client is, its connection to this port says; the gRPC server takes calls of no other connection. Neither
+Rule: a client is known by its connection to this port; the gRPC server takes calls of no other connection. Neither
 side is read faster than the other takes it, and the end of one is the end of the other. A gRPC server gathers a message
 before anybody is asked who sent it: so messages that are not whole are counted on their way, and bounded.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
+from functools import partial
 
 import msgspec
 
@@ -23,7 +24,7 @@ KINDS = {trace.NORMAL: "normal", trace.HALF: "half", trace.COMMIT: "commit", tra
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a client told of a message. `kind`: sent, received, consumed or ended (a transaction).
+    """An event of a message, as a client recorded it. `kind`: sent, received, consumed or ended (a transaction).
 
     `client`: its address; `cost_ms`: how long it took; `retry_times`: of a delivery; `result`: of a consumed one
     success, timeout, exception, returned null or failed, of an ended one its state; `request_id`: of a delivery, the
@@ -45,7 +46,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageTrace(msgspec.Struct, frozen=True):
-    """All that the traces tell of a message, oldest first; `unread`: records that could not be read."""
+    """All events that clients recorded of a message, oldest first; `unread`: records that could not be read."""
 
     message_id: str
     events: list[TraceEvent]
@@ -83,7 +84,7 @@ class TraceOperations(SearchOperations):
         since_ms: int = 0,
         until_ms: int = client_api.TIMES_END_MS,
     ) -> MessageTrace:
-        """Return what producers and consumers with message traces told of a message, by its unique id.
+        """Return what producers and consumers recorded of a message in their traces, by its unique id.
 
         `trace_topic`: where they write it; `since_ms`, `until_ms`: when that was stored. Without traces there are no
         events. Raises RouteNotFound where there is no such topic.
@@ -151,12 +152,10 @@ def in_order(events: list[TraceEvent]) -> list[TraceEvent]:
 
 def _event(record: trace.Trace, stored: ReceivedMessage) -> TraceEvent:
     client = stored.born_host.rpartition(":")[0]
+    event = partial(TraceEvent, time_ms=record.time_ms, group=record.group, client=client)
     if isinstance(record, trace.Published):
-        return TraceEvent(
+        return event(
             kind="sent",
-            time_ms=record.time_ms,
-            group=record.group,
-            client=client,
             success=record.success,
             cost_ms=record.cost_ms,
             message_kind=KINDS.get(record.kind, str(record.kind)),
@@ -164,30 +163,21 @@ def _event(record: trace.Trace, stored: ReceivedMessage) -> TraceEvent:
             store_host=record.store_host,
         )
     if isinstance(record, trace.Received):
-        return TraceEvent(
+        return event(
             kind="received",
-            time_ms=record.time_ms,
-            group=record.group,
-            client=client,
             retry_times=record.retry_times,
             request_id=record.request_id,
         )
     if isinstance(record, trace.Consumed):
-        return TraceEvent(
+        return event(
             kind="consumed",
-            time_ms=record.time_ms,
-            group=record.group,
-            client=client,
             success=record.success,
             cost_ms=record.cost_ms,
             result=CONTEXTS.get(record.context, f"code {record.context}"),
             request_id=record.request_id,
         )
-    return TraceEvent(
+    return event(
         kind="ended",
-        time_ms=record.time_ms,
-        group=record.group,
-        client=client,
         result=record.state,
         topic=record.topic,
         store_host=record.store_host,

@@ -39,7 +39,7 @@ UNKNOWN_KEPT_S = 1.0
 
 
 class TopicQueues:
-    """The queues of topics on all brokers, as the NameServers told this broker last.
+    """The queues of topics on all brokers, as the NameServers last sent them to this broker.
 
     `own_topic`: returns a topic's settings on this broker, which alone count if no NameServer is set.
     """

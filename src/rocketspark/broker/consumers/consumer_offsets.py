@@ -200,12 +200,15 @@ class ConsumerOffsets:
         return self.anew.sent_to((group, topic, queue_id), at, follows=follows, member=member)
 
     def asked(self, group: str, topic: str, queue_id: int) -> None:
-        """Note that a consumer asked where to begin, or was told by hand: its offsets are of the present topic."""
+        """Note that a consumer asked where to begin, or was sent there: its offsets now count messages of the present
+        topic, and not of a deleted one of the same name.
+        """
         if self.anew.readers:
             self.anew.take((group, topic, queue_id))
 
     def is_unheard(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Tell whether an offset is of a deleted topic, as its reader was not sent to the start of the new one yet.
+        """Tell whether an offset counts messages of a deleted topic, as its reader was not yet sent to the start of the
+        new topic of the same name.
 
         A reader that chose its offset in the new topic is not sent there: what it was given counts.
         """

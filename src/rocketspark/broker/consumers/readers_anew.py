@@ -63,7 +63,7 @@ class ReadersAnew:
         self.changes += bool(added)
 
     def take(self, reader: Reader) -> bool:
-        """Forget a reader, because it asks where to begin or was told; return False if it is not known here."""
+        """Forget a reader, because it asks where to begin or was sent there; return False if it is not known here."""
         self._told.discard(reader)
         if reader not in self.readers:
             return False

@@ -229,7 +229,7 @@ def is_commit(stored: memoryview) -> bool:
 
 
 def immunity_ms_of(text: str | None) -> int:
-    """Return how long a half message is not checked, in ms, by the text of its property."""
+    """Return for how many ms the producer is not asked about a half message; `text`: the value of its property."""
     return (whole_number(text, high=LONG_MAX // 1000) or 0) * 1000
 
 

@@ -141,7 +141,7 @@ class Transactions:
         self._op_messages.write()
 
     def abandon(self) -> None:
-        """Stop checking, with nothing written."""
+        """Stop asking producers about half messages, and write nothing, as a kill would."""
         self._stop_timer()
         self._op_messages.begin_anew()
 
@@ -161,7 +161,7 @@ class Transactions:
         self._open = self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:
-        """Return by topic the queues to which the half messages belong that were open when the broker started."""
+        """Return, by topic, the queues of the transactions that were still open when the broker started."""
         return self._recovery.queues() if self._recovery is not None else {}
 
     # -- half messages --------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class FastFailure:
         self.overload.refuse(SENDS, "slow put", None)
 
     def flushes_waiting(self, too_many: bool) -> None:
-        """Set whether too many sends wait for their flush."""
+        """Refuse sends while too many others wait for the flush to disk, or accept them again."""
         self.overload.refuse(SENDS, "flushes", _FULL if too_many else None)
 
     def connections_max(self) -> float:

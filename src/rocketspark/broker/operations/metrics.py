@@ -50,7 +50,7 @@ Told = tuple[str, str, str, Iterable[Row]]
 
 
 class AccessFigures(NamedTuple):
-    """What metrics tell of access control: the audit, None without one, and how many requests each check passed."""
+    """What metrics show of access control: the audit, None without one, and how many requests each check passed."""
 
     audit: Audit | None
     passed: Callable[[], Mapping[Check, int]]

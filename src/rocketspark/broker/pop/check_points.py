@@ -102,7 +102,7 @@ class CheckPoints:
         return key in self._by_key
 
     def get(self, key: CheckPointKey) -> CheckPoint | None:
-        """Return the check point of a key, None if there is none or it is done."""
+        """Return the check point of a key; None if there is none, or none any more."""
         return self._by_key.get(key)
 
     def count(self, topic: str, group: str, queue_id: int) -> int:

@@ -116,8 +116,9 @@ def _batch(batch: LastBatch) -> bytes:
 
 
 class OrderedPops:
-    """The last batches of all groups. Times are in ms of the wall clock, and arguments. Without a file they are kept
-    in memory alone.
+    """The last batch that each group was given of each queue. Without a file they are kept in memory alone.
+
+    No method reads the clock: the caller passes the time, in ms since 1970.
     """
 
     def __init__(self, file: JsonFile[OrderTable] | None = None) -> None:

@@ -69,7 +69,7 @@ class ReviveQueue:
         self.open: dict[int, CheckPoint] = {}
 
     def done_before(self) -> int:
-        """Return the offset before which all is done."""
+        """Return the offset before which every check point is acknowledged or its messages were delivered again."""
         while self.open:
             offset = next(iter(self.open))
             if not self.open[offset].is_done:

@@ -46,7 +46,7 @@ NEXT_S = 1.0
 
 
 class Master(NamedTuple):
-    """The master of a replica set, as the controller told it.
+    """The master of a replica set, by what the controller sent last.
 
     `epoch`: how often the master has changed; `set_epoch`: how often the in-sync set has; `awaits_word`: the controller
     waits for this master's first request for its in-sync set, before which the master takes no messages.

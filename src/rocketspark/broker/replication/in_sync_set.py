@@ -77,7 +77,7 @@ class InSyncSet:
         self._caught_up_s = {member: now_s for member in self.members if member != self.own_id}
 
     def adopt(self, members: Set[int], epoch: int) -> bool:
-        """Take the set that the controller told, asked or not; return False if its epoch is not newer."""
+        """Take the set that the controller sent, asked or not; return False if its epoch is not newer."""
         if epoch <= self.epoch:
             return False
         # Whatever is on its way to it names an older epoch, and is taken no more.
@@ -85,7 +85,7 @@ class InSyncSet:
         return True
 
     def settle(self, members: Set[int], epoch: int) -> bool:
-        """Take the set that the controller told after all earlier requests ended; False if its epoch is older."""
+        """Take the set that the controller sent after all earlier requests ended; False if its epoch is older."""
         if epoch >= self.epoch:
             self._take(frozenset(members), epoch)
         return epoch >= self.epoch
@@ -195,7 +195,7 @@ class InSyncReplicas:
     # -- in office ------------------------------------------------------------------------------------------------
 
     def begin(self, members: Set[int], epoch: int) -> None:
-        """Begin as the master, with the in-sync set that the controller told."""
+        """Begin as the master, with the in-sync set that the controller sent."""
         store = self._store
         # This log may have been cut since this broker was master last. Who joins must hold it as it is now: what was
         # acknowledged before a restart may go beyond what is known as confirmed.
@@ -207,7 +207,7 @@ class InSyncReplicas:
         self._changed()
 
     def adopt(self, members: Set[int], epoch: int) -> None:
-        """Take the set that the controller told without being asked."""
+        """Take the set that the controller sent without being asked."""
         if self._is_on and self.set.adopt(members, epoch):
             self._changed()
 

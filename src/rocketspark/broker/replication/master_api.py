@@ -148,7 +148,7 @@ class ToldEpoch(Body):
 
 
 class NamedBroker(Body):
-    """What a broker under a controller tells of itself: name, number (0 as the master), epochs and log's end."""
+    """What a broker under a controller reports about itself: name, number (0 as the master), epochs and log's end."""
 
     broker_name: str = ""
     broker_id: int = -1

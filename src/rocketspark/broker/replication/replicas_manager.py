@@ -130,7 +130,7 @@ class ControlledRole:
         self._store.show_up_to(self._store.confirmed_position)
 
     def same_master(self, members: Set[int], set_epoch: int) -> None:
-        """Take the in-sync set that the controller told within the same epoch."""
+        """Take the in-sync set that the controller sent within the same epoch."""
         if self._role.kind is Role.MASTER:
             self.in_sync.adopt(members, set_epoch)
 

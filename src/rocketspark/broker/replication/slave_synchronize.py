@@ -50,7 +50,7 @@ DISPATCH_RETRY_S = 1.0
 
 @dataclass(slots=True)
 class StoreSide:
-    """What a slave's store is told of the master's tables, and what it tells.
+    """The functions by which a slave's store hears of its master's tables, and is asked for its own state.
 
     `log_end`: returns up to where the log has arrived here, None if nothing waits for it; `topics_taken`: called with
     new and changed topics; `topics_gone`: called with the topics that a Java master no longer has, perhaps before the

@@ -309,7 +309,7 @@ class Sender:
         self._room.release(room)
 
     def skip(self, place: str, error: MessageIllegal) -> None:
-        """Count what is left out, and tell of the first few."""
+        """Count a message that is left out, and print why for the first few."""
         self.skipped += 1
         if self.skipped <= TOLD_MAX:
             more = "; further ones are only counted" if self.skipped == TOLD_MAX else ""

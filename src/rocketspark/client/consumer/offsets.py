@@ -66,7 +66,7 @@ class OffsetStore(Protocol):
 
     @property
     def forgets(self) -> bool:
-        """True if commits may also be lost where the same place is told, so that they are told again now and then."""
+        """True if commits may be lost even while `place` returns the same object: they are sent again at times."""
 
 
 class BrokerOffsets:

@@ -46,7 +46,7 @@ def refusal_text(error: RocketSparkError) -> str:
 
 
 class OtherSubscriptions:
-    """Warns if another member of the group told a broker of other subscriptions than this member has."""
+    """Warns if another member of the group registered other subscriptions at a broker than this member has."""
 
     def __init__(self, instance: Instance, group: str) -> None:
         self._instance = instance
@@ -55,9 +55,7 @@ class OtherSubscriptions:
         self._told: dict[str, str] = {}
 
     async def look(self, subscriptions: Mapping[str, Subscription]) -> None:
-        """Ask a broker for the group's subscriptions as a member told them last, and log a warning if they are not
-        `subscriptions`.
-        """
+        """Ask a broker for the subscriptions that the group registered last; log a warning if they are not these."""
         addresses = self._instance.routes.broker_addresses(slaves=False)
         if not addresses or not self._may_ask:
             return

@@ -26,7 +26,7 @@ READS = frozenset((RequestCode.PULL_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID, Req
 
 
 class TooBusy(RocketSparkError):
-    """So much is asked of a broker that the console would have to wait too long."""
+    """Raised when so many requests go to a broker that the console would have to wait too long."""
 
     retriable = True
 

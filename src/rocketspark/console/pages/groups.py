@@ -1,4 +1,4 @@
-"""Consumer groups: their members and lag, one by one queue by queue; reset, set to pull or pop, deleted.
+"""Consumer groups: their members and lag, for one group queue by queue; made, reset, set to pull or pop, deleted.
 
 Rule: a list of many groups asks brokers about those that are on the page alone.
 """

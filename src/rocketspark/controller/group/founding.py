@@ -44,7 +44,7 @@ BY_STANDING = {
 
 
 def standing(own: Beginning, others: Iterable[str], told: Mapping[str, str]) -> str | None:
-    """Return how a member without a log stands, by what the others tell of themselves; None while that is not known.
+    """Return how a member without a log stands, by what the others report; None while that is not known.
 
     `own`: how it began; `told`: by name, how each of the others began that answered.
     """

@@ -49,13 +49,13 @@ class BrokerAbilities:
         return known
 
     def no_batches(self, queue: MessageQueue) -> None:
-        """Note that the master of a queue takes half messages only one by one, whatever it told of itself."""
+        """Note that the master of a queue takes half messages only one by one, whatever it reported about itself."""
         known = self._known.get(self._address(queue))
         if known is not None:
             self._known[self._address(queue)] = known._replace(batches=False)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Have the master of a queue asked again before its next use: its abilities were not those that it told."""
+        """Have the master of a queue asked again before its next use: its abilities were not those that it reported."""
         self._known.pop(self._address(queue), None)
 
     async def runtime(self, queue: MessageQueue) -> dict[str, str]:

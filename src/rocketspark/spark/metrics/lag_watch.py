@@ -96,7 +96,7 @@ class LagWatch:
             self._thread.join(STOP_S)
 
     def lags(self) -> dict[Key, TopicLag]:
-        """Return the lag by query and topic as brokers told it last; nothing if that is long ago."""
+        """Return the lag by query and topic, as brokers last reported it; nothing if that is long ago."""
         limit_s = max(STALE_S, STALE_INTERVALS * self._interval_s)
         return self._lags if self._monotonic_s() - self._lags_at_s <= limit_s else {}
 

@@ -253,7 +253,7 @@ class QueryFigures:
         return self._counts.setdefault(self._labels.take(key), QueryCounts())
 
     def positions(self) -> list[tuple[str, Offsets]]:
-        """Return the label and the offsets of each running query that reads RocketMQ and has told where it is."""
+        """Return the label and the offsets of each running query that reads RocketMQ and has reported its offsets."""
         with self._lock:
             return [(self._labels.take(run.key), dict(run.positions)) for run in self._runs.values() if run.positions]
 

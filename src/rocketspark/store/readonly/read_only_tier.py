@@ -55,11 +55,11 @@ class ReadOnlyTier:
         return QueueFiles(topic, queue_id, folder, False, first, end, end, NO_TAIL, self._place)
 
     def directories_of(self, queue: QueueFiles) -> tuple[str, ...]:
-        """Return the directories of the log that has a queue's records."""
+        """Return the directories of the log in the tier that holds the records of a queue."""
         return (f"{self.root}/{queue.topic}/{queue.queue_id}/{_LOG}",)
 
     def log_of(self, queue: QueueFiles) -> LogScan:
-        """Return the log that has a queue's records."""
+        """Return the log in the tier that holds the records of a queue."""
         (directory,) = self.directories_of(queue)
         return self._logs.setdefault(directory, LogScan((directory,), self._place))
 

@@ -1,7 +1,8 @@
 """The files of timer messages together: the wheel of slots by delivery time, the timer log, the checkpoint.
 
-Rule: a unit is written before its slot, both reach the disk before the checkpoint counts them. Files of another grid
-are made anew beside the old ones; one rename makes the new ones count.
+Rule: a unit is written before its slot, both reach the disk before the checkpoint counts them. If the precision
+of times was changed in the settings, new files are written beside the old ones, and one rename puts them in their
+place.
 """
 
 from __future__ import annotations

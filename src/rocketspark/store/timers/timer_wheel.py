@@ -135,15 +135,15 @@ class TimerWheel:
         self._dirty = True
 
     def slots(self, from_ms: int) -> tuple[list[int], list[int]]:
-        """Return (times in ms, positions of last units) of all slots from a time on, ascending. Holes in the file are
-        not read.
+        """Return the times in ms of all slots that are not before `from_ms`, ascending, and the position of each one's
+        last unit in the timer log. Holes in the file are not read.
         """
         numbers, lasts = self.numbered(from_ms // self.precision_ms)
         return (numbers * self.precision_ms).tolist(), lasts.tolist()
 
     def numbered(self, from_number: int = 1, *, emptied: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (numbers, positions of last units) of all slots from a number on, ascending, on whatever grid they
-        are.
+        """Return the numbers of all slots that are not below `from_number`, ascending, and the position of each one's
+        last unit in the timer log. The number of a slot is its time divided by the precision it was written with.
 
         `emptied`: also slots that held units once and are empty now.
         """

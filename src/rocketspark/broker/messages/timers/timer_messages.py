@@ -433,7 +433,7 @@ class TimerMessages:
 
     @property
     def read_ms(self) -> int:
-        """The time in ms before which all slots are done."""
+        """The time in ms since 1970 up to which all slots are handled."""
         return self._read_ms
 
     # -- progress -------------------------------------------------------------------------------------------------

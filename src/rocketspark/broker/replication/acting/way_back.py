@@ -152,7 +152,9 @@ class ReturnPlan(NamedTuple):
 
 
 def must_prepare(settings: BrokerSettings) -> bool:
-    """Tell whether a broker with these settings prepares before it registers."""
+    """Tell whether a broker with these settings takes back, or copies, what other brokers of its name did while it was
+    away, before it registers with NameServers.
+    """
     return settings.slave_acting_master and settings.replicas_total > 1 and not settings.skip_pre_online
 
 

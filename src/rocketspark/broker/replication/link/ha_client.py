@@ -117,7 +117,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HaClient:
-    """A slave's link to whichever master it is told.
+    """A slave's link to its master, whose address may change (`set_address`).
 
     Args: make_link: makes the state machine of a new connection, given the time. on_appended: called after bytes were
     appended, once a turn of the loop. check: called with an address before each connection; raises ReplicationError for

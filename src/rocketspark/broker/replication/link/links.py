@@ -133,7 +133,7 @@ class MasterLink:
     # -- in
 
     def received(self, data: bytes, now_s: float) -> bool:
-        """Take what the slave sent; return True if it told how far it is.
+        """Read bytes from the slave; return True if they report up to where it has copied the log.
 
         Raises FrameError or ReplicationError for bytes after which the link must be closed.
         """
