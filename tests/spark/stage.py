@@ -111,6 +111,21 @@ class Stage:
             peer.close()
         await self._until_route(topic, lambda found: all(found.get(name) == queues for name in brokers))
 
+    def permit(self, topic: str, broker: str, perm: int) -> None:
+        """Give a topic another permission on one of its brokers: 2 to write only, 6 both."""
+        self._run(self._permit(topic, broker, perm))
+
+    async def _permit(self, topic: str, broker: str, perm: int) -> None:
+        peer = await dial(self._brokers[broker].address)
+        await admin_api.create_topic(
+            peer, topic, read_queue_count=1, write_queue_count=1, perm=perm, timeout_ms=LIMIT_MS
+        )
+        peer.close()
+        peer = await dial(self.namesrv)
+        while {q.broker_name: q.perm for q in (await client_api.fetch_route(peer, topic)).queues}[broker] != perm:
+            await asyncio.sleep(0.005)
+        peer.close()
+
     def delete(self, topic: str) -> None:
         """Delete a topic everywhere."""
         self._run(self._delete(topic))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.java.apache import ApacheCluster
+from tests.spark.conftest import read_rows
 from tests.spark.stage import Stage, staged
 from tests.support.patience import LIMIT_MS
 
@@ -21,6 +22,8 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.pipelines import audit
+from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.partition_discovery import QueueGone
@@ -216,6 +219,38 @@ def test_available_now_ends_without_a_broker_that_is_away(stage: Stage, send: Se
     send("t", "broker-a")
     assert stream.run() == wanted
     assert stream.run() == []
+
+
+@pytest.mark.shows("mended: messages on a broker where their topic may not be read are passed over without a word")
+def test_a_topic_that_may_be_read_on_one_of_two_brokers(
+    stage: Stage, send: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.create("t", 1)
+    on_a, on_b = send("t", "broker-a"), send("t", "broker-b")
+    stage.permit("t", "broker-b", 2)
+    text = "topic 't' may not be read on broker 'broker-b', whose messages are left out"
+    with pytest.raises(ConfigError, match=text):
+        read_rows("body", namesrv=stage.namesrv, topic="t")
+    with pytest.raises(ConfigError, match=text):
+        read_rows("body", namesrv=stage.namesrv, assign='{"t": [0]}')
+    with pytest.raises(ConfigError, match=text):
+        audit.ask(Connection(stage.namesrv), ["t"], [])
+    for options in ({"topic": "t", "failOnDataLoss": "false"}, {"topicPattern": "t"}):
+        caplog.clear()
+        rows = read_rows("body", namesrv=stage.namesrv, **options)
+        assert sorted(row["body"].decode() for row in rows) == on_a
+        assert [r.getMessage() for r in caplog.records if text in r.getMessage()]
+    # What the stream was not let to read comes once it may be read.
+    caplog.clear()
+    stream = Stream(stage, "t")
+    assert (stream.run(), stream.run()) == (on_a, [])
+    assert len([r for r in caplog.records if text in r.getMessage()]) == 1
+    stage.permit("t", "broker-b", 6)
+    assert stream.run() == on_b
+    # A broker that holds nothing keeps nobody from reading.
+    stage.create("empty", 1)
+    stage.permit("empty", "broker-b", 2)
+    assert read_rows("body", namesrv=stage.namesrv, topic="empty") == []
 
 
 def test_no_nameserver_for_a_while(stage: Stage, send: Sender) -> None:

@@ -115,6 +115,17 @@ class TopicRoute(msgspec.Struct, frozen=True):
             for i in range(q.read_queue_count)
         )
 
+    def closed_queues(self) -> tuple[MessageQueue, ...]:
+        """Queues to read from that brokers without READ have; what they hold is in none of `read_queues`."""
+        if self.leaders:
+            return ()
+        return tuple(
+            MessageQueue(self.topic, q.broker_name, i)
+            for q in sorted(self.queues, key=lambda q: q.broker_name)
+            if not q.perm & PERM_READ
+            for i in range(q.read_queue_count)
+        )
+
 
 def is_logical(queue: MessageQueue) -> bool:
     """Tell whether a queue is a static topic's logical queue: it has no broker of its own, but one that leads it at the

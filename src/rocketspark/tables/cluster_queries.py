@@ -102,6 +102,8 @@ class ClusterQueries:
         # Their masters, and those that are read from a slave.
         self._masters: dict[str, str] = {}
         self._from_slave: set[str] = set()
+        # The queues of each topic that may not be read.
+        self._closed: dict[str, list[MessageQueue]] = {}
         # Brokers that have, or had, replicas; and those that are at another address now, which one may have been. Of
         # these: whose topics were not looked at yet, and the first number of each topic's making that they told.
         self._replicated: set[str] = set()
@@ -170,7 +172,15 @@ class ClusterQueries:
             )
         for broker in route.brokers:
             self._learn(broker)
+        self._closed[topic] = [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.closed_queues()]
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues()]
+
+    def closed_queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """Return the queues that hold messages and may not be read, as of the last `queues`. One whose broker does not
+        answer is left out. Raises ServerError.
+        """
+        closed = [queue for topic in topics for queue in self._closed.get(topic, ())]
+        return sorted(q for q, now in self.bounds(closed, if_there=True).items() if now.next > now.oldest)
 
     def bounds(
         self,

@@ -16,7 +16,7 @@ from rocketspark.admin.messages.dead_letter_rules import ORIGINS, origin_of
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
-from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.connection import Connection, closed_topics, connection, operations_of
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.spark.pipelines.parts.audit_figures import (
     AuditReport,
@@ -134,6 +134,12 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str], *, dead
                     f"topic {full} cannot be read, so dead letters cannot be counted: give it permission 6"
                     " (mqadmin updateTopicPerm -p 6), or leave them out with --ignore dead"
                 )
+    for name, text in closed_topics(where, [*topics, *dead]).items():
+        if name not in dead:
+            raise ConfigError(text)
+        if dead_letters:
+            raise ConfigError(f"{text}, or leave dead letters out with --ignore dead")
+        del dead[name]
     return AuditScope(bounds, standings, silent, dead)
 
 

@@ -4,14 +4,15 @@ ones are left to the source's defaults.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.decode.options import NAMES as DECODE_NAMES
-from rocketspark.tables.options import ACCESS_NAMES, over, parse_access
+from rocketspark.tables.options import ACCESS_NAMES, over, parse_access, parse_read
+from rocketspark.tables.read import partitions
 from rocketspark.transport.tls.client_tls import ClientTls
 
 OPERATION_MS = 10_000.0
@@ -75,6 +76,14 @@ class Connection(NamedTuple):
     def read_options(self) -> dict[str, str]:
         """Return the options of a read that leaves no message out: a body that does not inflate stays as stored."""
         return over({"badBodies": "stored"}, self.spark_options())
+
+
+def closed_topics(where: Connection, topics: Sequence[str]) -> dict[str, str]:
+    """Return what to say of topics that may not be read on some of their brokers, which hold messages of them. Raises
+    RouteNotFound, ConfigError, NotSent.
+    """
+    options = where.without_choice().spark_options() | {"topic": ",".join(topics)}
+    return partitions.closed_topics(parse_read(options, streaming=False)) if topics else {}
 
 
 def connection(where: Connection | str, *, decodes: bool = False) -> Connection:

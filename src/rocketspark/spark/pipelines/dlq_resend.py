@@ -20,7 +20,7 @@ from rocketspark.client.producer.prepared_message import PackingSettings, Prepar
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import namespace
-from rocketspark.spark.pipelines.connection import Connection, connection, operations_of
+from rocketspark.spark.pipelines.connection import Connection, closed_topics, connection, operations_of
 from rocketspark.spark.pipelines.dlq import choose, find, letters
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress, step_report
@@ -209,6 +209,8 @@ class _Resend:
                         f"letters would go to topic {name!r}, which may not be read, so those sent before cannot"
                         f" be seen: give it permission to be read (rocketspark topic update {full} --perm both)"
                     )
+        for text in closed_topics(self._where, sorted(targets)).values():
+            raise ConfigError(f"letters that were sent before cannot be seen: {text}")
 
     def _look(self, chosen: DataFrame, counts: Counts, oldest_ms: int) -> tuple[DataFrame, Counts]:
         """Find the chosen letters that their targets hold: return their resendId and target; and how many, by

@@ -15,6 +15,7 @@ from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
 from rocketspark.tables.offset_ranges import Offsets
 from rocketspark.tables.option_values import assigned_of, matching
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.read.partitions import closed_parts
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -103,6 +104,8 @@ class PartitionDiscovery:
             self._queues[topic] = self._cluster.queues([topic])
             if not self._queues[topic] and self._options.topic_pattern is None:
                 self.tell(f"topic {topic!r} has no queue that may be read: nothing is read of it until it has one")
+            for text in closed_parts(self._cluster, self._options, [topic]).values():
+                self.tell(text)
         except RouteNotFound:
             is_known = topic in self._queues or held is None or any(queue.topic == topic for queue in held)
             if not is_known and self._options.topic_pattern is None:

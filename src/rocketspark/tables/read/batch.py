@@ -52,7 +52,10 @@ def plan(options: ReadOptions, rows: ReadFilter | None = None, narrow: Narrowing
 
 def _bounded(source: Source, options: ReadOptions) -> tuple[Offsets, Offsets]:
     """Return the offsets at which to begin and to end in each queue."""
-    bounds = source.bounds(queues_of(source, options))
+    queues = queues_of(source, options)
+    if isinstance(source, ClusterQueries):
+        partitions.check_open(source, options, queues)
+    bounds = source.bounds(queues)
     first = starts(source, bounds, options)
     end = ends(source, bounds, options)
     stated = isinstance(options.starting, dict) and not isinstance(options.ending, AtTime | AtTimes)

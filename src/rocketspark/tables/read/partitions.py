@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Protocol
 
 import pyarrow as pa
@@ -105,6 +106,42 @@ def queues_of(cluster: QueueSource, options: ReadOptions) -> list[MessageQueue]:
         return queues
     check_all_there(queues, options.assigned)
     return assigned_of(queues, options.assigned)
+
+
+def check_open(cluster: ClusterQueries, options: ReadOptions, queues: Iterable[MessageQueue]) -> None:
+    """Raise ConfigError if a broker holds messages of a topic that may not be read there, while others' are read; only
+    a warning with failOnDataLoss=false, and for topics that a pattern found. `queues`: as `queues_of` found them.
+    """
+    for text in closed_parts(cluster, options, {queue.topic for queue in queues}).values():
+        if options.fail_on_data_loss and options.topic_pattern is None:
+            raise ConfigError(f"{text}, or set failOnDataLoss to false to go on without them")
+        log.warning("%s", text)
+
+
+def closed_parts(cluster: ClusterQueries, options: ReadOptions, topics: Iterable[str]) -> dict[str, str]:
+    """Return what to say of each topic that may not be read on some of its brokers, which hold messages of it that the
+    options want; as of the last look for queues.
+    """
+    closed = cluster.closed_queues(topics)
+    if options.assigned is not None:
+        closed = assigned_of(closed, options.assigned)
+    found: dict[str, str] = {}
+    for topic in sorted({queue.topic for queue in closed}):
+        brokers = ", ".join(repr(name) for name in sorted({q.broker_name for q in closed if q.topic == topic}))
+        found[topic] = (
+            f"topic {topic!r} may not be read on broker {brokers}, whose messages are left out: give it permission to"
+            f" be read there (rocketspark topic update {topic} --perm both)"
+        )
+    return found
+
+
+def closed_topics(options: ReadOptions) -> dict[str, str]:
+    """Return what to say of the options' topics that may not be read on some of their brokers. Raises RouteNotFound,
+    ConfigError, NotSent.
+    """
+    with closing(open_cluster(options)) as cluster:
+        cluster.queues(options.topics)
+        return closed_parts(cluster, options, options.topics)
 
 
 def starts(cluster: QueueSource, bounds: dict[MessageQueue, OffsetBounds], options: ReadOptions) -> Offsets:
