@@ -69,7 +69,8 @@ class GrowingKeyFile:
         self._files = files
         try:
             make_folder(files, folder)
-            is_new = not os.path.exists(self.path)
+            # One without a byte was left by a kill, or by a failure to make it as long as it has to be.
+            is_new = not os.path.exists(self.path) or not os.path.getsize(self.path)
             if is_new:
                 files.create(self.path, self._entry_at(entries))
             elif os.path.getsize(self.path) != self._entry_at(entries):

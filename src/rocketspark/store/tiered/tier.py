@@ -241,7 +241,12 @@ class Tier:
             queue.log.roll(now_ms)
         places = queue.append(messages, now_ms)
         if s.index_enabled:
-            self.keys.put(self._keys_of(queue, messages, places, now_ms))
+            try:
+                self.keys.put(self._keys_of(queue, messages, places, now_ms))
+            except BaseException:
+                # Without units they are none: the next attempt writes over them.
+                queue.log.cut(places[0][0])
+                raise
         queue.append_units(messages, places, now_ms)
         self.appended[queue.topic] = self.appended.get(queue.topic, 0) + len(messages)
         self.appended_bytes += sum(len(m.record) for m in messages if m.record is not None)

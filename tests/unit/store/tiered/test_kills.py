@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record
+from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered.queue_tier import NewUnit
 from rocketspark.store.tiered.tier import Tier, TierSettings
 
@@ -77,9 +80,9 @@ STEPS = st.lists(
 )
 
 
-def opened(root: Path, objects: Objects) -> Tier:
+def opened(root: Path, objects: Objects, files: OsFiles | None = None) -> Tier:
     sizes = {"log_bytes": 2000, "queue_bytes": 20 * 13, "index_slots": 5, "index_entries": 30}
-    tier = Tier(TierSettings(str(root), "c", "b", **sizes), objects)
+    tier = Tier(TierSettings(str(root), "c", "b", **sizes), objects, files)
     tier.open()
     return tier
 
@@ -128,3 +131,37 @@ def check(tier: Tier, done: int) -> None:
     for number in range(0, done, 17):
         (found,) = tier.query("t", f"key{number}", 5, 0, 1 << 60)
         assert record.decode(memoryview(found)).queue_offset == number
+
+
+class Limited(OsFiles):
+    """Files may not grow while `is_full`."""
+
+    is_full = True
+
+    def create(self, path: str, size: int, *, keep: bool = False) -> None:
+        super().create(path, 0 if self.is_full else size, keep=keep)
+        if self.is_full:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+
+
+@pytest.mark.shows(
+    "mended: the second tier stops for good once a file of its key index could not be made",
+    "mended: each attempt to copy while the key index cannot be written makes the second tier larger",
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_key_index_that_could_not_be_made_is_made_later(tmp_path: Path, restarted: bool) -> None:
+    objects, files = Objects(), Limited()
+    tier = opened(tmp_path, objects, files)
+    queue = tier.begin("t", 0, 0, None, 0)
+    for _ in range(3):
+        with pytest.raises(StoreUnwritable, match="may not be so large"):
+            tier.append(queue, MESSAGES[:20], 5)
+    files.is_full = False
+    if restarted:
+        tier.close()
+        tier = opened(tmp_path, objects, files)
+        queue = tier.find("t", 0) or tier.begin("t", 0, 0, None, 0)
+    tier.append(queue, MESSAGES[:20], 5)
+    check(tier, 20)
+    assert queue.log.end == sum(len(each.record or b"") for each in MESSAGES[:20])
+    tier.close()
