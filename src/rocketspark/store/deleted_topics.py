@@ -7,9 +7,10 @@ RocketMQ has no such file and passes it over: there a rebuild of the queues brin
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rocketspark.protocol import lite_topics
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 
@@ -65,6 +66,21 @@ class DeletedTopics:
         """Let deletions count as ended once the file is written again: what is left of such a topic is none of it."""
         for topic in topics:
             self.under_way.pop(topic, None)
+
+    def left(self, has_settings: Callable[[str], bool], ends_before: Callable[[str, int], bool]) -> dict[str, int]:
+        """Return the topics and lite topics that a deletion which was broken off has left, each with the physical
+        offset before which its messages lie.
+
+        `ends_before`: tells whether all messages of a topic do. A topic that still has settings is none of them, nor
+        are its lite topics if its own queues were not reached; nor is what got messages since.
+        """
+        found: dict[str, int] = {}
+        for name, position in self.under_way.items():
+            topic = lite_topics.parent_of(name)
+            is_gone = not has_settings(topic) or (topic != name and self.positions.get(topic.encode(), 0) >= position)
+            if is_gone and ends_before(name, position):
+                found[name] = position
+        return found
 
     def add(self, topic: str, position: int, min_position: int) -> None:
         """Note that a topic was deleted when the log ended at `position`; forget deletions that lie before

@@ -77,8 +77,7 @@ _SIZES_COUNT = 1 << 16
 # Records that a look for a key decodes before it makes a pause, some ms where each has thousands of keys.
 LOOKS_PER_TURN = 32
 _PLACE = places(1)
-_TAGS = props.TAGS.encode()
-_KEYS = props.KEYS.encode()
+_TAGS, _KEYS = props.TAGS.encode(), props.KEYS.encode()
 _UNIQUE_ID = props.UNIQUE_ID.encode()
 
 

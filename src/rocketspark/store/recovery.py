@@ -153,7 +153,7 @@ def recover(
 def _note_left(queues: ConsumeQueueStore, deletions: DeletedTopics, oldest: int) -> None:
     """Note what deletions that the last run began have left, so that it goes and no replay brings it back."""
     begun = list(deletions.under_way)
-    left = queues.left_of(deletions.under_way, deletions.positions)
+    left = deletions.left(queues.has_settings, queues.ends_before)
     try:
         if left:
             deletions.add_all(left, oldest)

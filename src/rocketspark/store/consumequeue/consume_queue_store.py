@@ -13,13 +13,18 @@ from itertools import pairwise
 
 from rocketspark.errors import ConfigError, MessageIllegal, StoreError, StoreFull, StoreUnwritable
 from rocketspark.model.text import shown
-from rocketspark.protocol import lite_topics
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, SHARED, UNIT_BYTES, ConsumeQueue, RecordAt
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
-from rocketspark.store.consumequeue.queue_files import ActiveQueues, NotedEnd, QueueFileInventory
+from rocketspark.store.consumequeue.queue_files import (
+    FIRST_ALONE,
+    ActiveQueues,
+    NotedEnd,
+    QueueFileInventory,
+    queue_folders,
+)
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue, MappedFiles, SizeEvidence
-from rocketspark.store.files.system_calls import failure
+from rocketspark.store.files.system_calls import deepest_first, failure
 from rocketspark.store.index.key_hashes import TopicKeys
 from rocketspark.store.settings import StoreSettings
 
@@ -28,8 +33,6 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _SHARED = SHARED.decode()
 # Half messages, timers: what is parked there keeps the flags it came with.
 _SYSTEM_PREFIX = "RMQ_SYS_"
-# The ids of each of the many topics with one queue, such as light queues: a set of its own takes 216 bytes.
-_FIRST_ALONE = frozenset({0})
 # Between two flushes.
 REMOVED_AT_ONCE = 256
 # Queues whose files are put on the disk together.
@@ -104,11 +107,11 @@ class ConsumeQueueStore:
             pass
         self._told_batch_topics = set(self.batch_topics)
         self._has_ext = self._settings.queue_ext or os.path.isdir(self._ext_directory)
-        for topic, ids in _listed(self._batch_directory):
+        for topic, ids in queue_folders(self._batch_directory):
             self.batch_topics.add(topic.encode())
             self._known[topic] = ids
         evidence = SizeEvidence()
-        for topic, ids in _listed(self.directory):
+        for topic, ids in queue_folders(self.directory):
             if topic.encode() in self.batch_topics:
                 continue
             # Until one file shows that the size is as configured.
@@ -240,7 +243,7 @@ class ConsumeQueueStore:
             if isinstance(ids, set):
                 ids.add(queue_id)
             else:
-                self._known[name] = {*ids, queue_id} if ids or queue_id else _FIRST_ALONE
+                self._known[name] = {*ids, queue_id} if ids or queue_id else FIRST_ALONE
         return found
 
     def can_have(self, topic: bytes) -> bool:
@@ -315,7 +318,7 @@ class ConsumeQueueStore:
                 for start in mapped_files.starts:
                     self.maps.drop(mapped_files, start)
         try:
-            for number, path in enumerate(_deepest_first(self._removed_directory)):
+            for number, path in enumerate(deepest_first(self._removed_directory)):
                 if number == count_max:
                     self._removal_due = True
                     return
@@ -392,24 +395,12 @@ class ConsumeQueueStore:
             self.set_kind(topic.encode(), is_batch=is_batch)
         return found
 
-    def left_of(self, under_way: Mapping[str, int], deleted: Mapping[bytes, int]) -> dict[str, int]:
-        """Return the topics and lite topics that a deletion which was broken off has left, each with the physical
-        offset before which its messages lie.
+    def has_settings(self, topic: str) -> bool:
+        """Tell whether a topic has settings, by the topics that the broker told."""
+        return topic in self.simple_topics or topic.encode() in self._told_batch_topics
 
-        `under_way`: where the log ended as their deletion began; `deleted`: what `finish_deletions` gets. A topic that
-        still has settings is none, nor its lite topics if its own queues were not reached; nor is what got messages
-        since.
-        """
-        told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
-        found: dict[str, int] = {}
-        for name, position in under_way.items():
-            topic = lite_topics.parent_of(name)
-            is_gone = topic not in told or (topic != name and deleted.get(topic.encode(), 0) >= position)
-            if is_gone and self._ends_before(name, position):
-                found[name] = position
-        return found
-
-    def _ends_before(self, topic: str, position: int) -> bool:
+    def ends_before(self, topic: str, position: int) -> bool:
+        """Tell whether all messages of a topic's queues lie before a physical offset."""
         queues = [self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ()))]
         newest = [queue.unit(queue.next - 1)[0] for queue in queues if queue is not None and queue.min < queue.next]
         return None not in queues and max(newest, default=-1) < position
@@ -582,31 +573,6 @@ class ConsumeQueueStore:
         queue.counted = queue.next
         self._by_name[queue.name, queue.queue_id] = queue
         self.by_bytes[queue.topic, queue.queue_id] = queue
-
-
-def _listed(directory: str) -> Iterator[tuple[str, Collection[int]]]:
-    """Yield topics and queue ids that have a folder."""
-    try:
-        topics = os.listdir(directory)
-    except FileNotFoundError:
-        return
-    for topic in topics:
-        try:
-            names = os.listdir(f"{directory}/{topic}")
-        except NotADirectoryError:
-            continue
-        ids = {int(name) for name in names if name.isascii() and name.isdigit()}
-        if ids:
-            yield topic, _FIRST_ALONE if ids == _FIRST_ALONE else ids
-
-
-def _deepest_first(directory: str) -> Iterator[str]:
-    """Yield what lies in the folders of a directory, each folder after what is in it."""
-    for name in os.listdir(directory) if os.path.isdir(directory) else ():
-        path = f"{directory}/{name}"
-        if os.path.isdir(path):
-            yield from (f"{path}/{name}" for name in os.listdir(path))
-        yield path
 
 
 def _is_of_the_system(topic: str) -> bool:

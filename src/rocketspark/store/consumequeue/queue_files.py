@@ -6,14 +6,18 @@ Rule: a file that was there once and is gone is noticed. RocketMQ has no such in
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from rocketspark.model.text import whole_number
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
+
+# The ids of each of the many topics with one queue, such as light queues: a set of its own takes 216 bytes.
+FIRST_ALONE = frozenset({0})
 
 
 class NotedEnd(NamedTuple):
@@ -169,3 +173,19 @@ class ActiveQueues:
                 self._queues.append((oldest, oldest.next))
             else:
                 oldest.release()
+
+
+def queue_folders(directory: str) -> Iterator[tuple[str, Collection[int]]]:
+    """Yield topics and queue ids that have a folder."""
+    try:
+        topics = os.listdir(directory)
+    except FileNotFoundError:
+        return
+    for topic in topics:
+        try:
+            names = os.listdir(f"{directory}/{topic}")
+        except NotADirectoryError:
+            continue
+        ids = {int(name) for name in names if name.isascii() and name.isdigit()}
+        if ids:
+            yield topic, FIRST_ALONE if ids == FIRST_ALONE else ids

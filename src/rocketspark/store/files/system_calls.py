@@ -14,7 +14,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -385,6 +385,15 @@ def _each(act: Callable[[str], None], paths: Iterable[str]) -> None:
                 some(part)
     if failed:
         raise next((e for e in failed if getattr(e, "errno", 0) not in _NO_DESCRIPTOR), failed[0])
+
+
+def deepest_first(directory: str) -> Iterator[str]:
+    """Yield what lies in the folders of a directory, each folder after what is in it."""
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
+        path = f"{directory}/{name}"
+        if os.path.isdir(path):
+            yield from (f"{path}/{name}" for name in os.listdir(path))
+        yield path
 
 
 # A record lock does not keep out its own process, and closing any descriptor of the file gives it up.
