@@ -9,14 +9,13 @@ import os
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from rocketspark.client import validators
 from rocketspark.client.connection.credentials import read_secret
 from rocketspark.errors import ConfigError, FilterIllegal, MessageIllegal, StoreError
 from rocketspark.filters import sql92
 from rocketspark.model.text import INT_MAX, shown, whole_number
-from rocketspark.store.readonly.file_places import ObjectStore, object_folder
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.option_values import (
     COMMITTED,
@@ -35,6 +34,9 @@ from rocketspark.tables.option_values import (
 )
 from rocketspark.transport.connections import parse_addresses
 from rocketspark.transport.tls.client_tls import ClientTls, client_tls
+
+if TYPE_CHECKING:
+    from rocketspark.store.readonly.file_places import ObjectStore
 
 # Options of TLS that are texts as they stand.
 TLS_TEXTS = ("tlsCa", "tlsCert", "tlsKey", "tlsKeyPassword", "tlsVerify", "tlsServerName")
@@ -63,6 +65,8 @@ _NONE_GIVEN = (
 
 def _root(text: str) -> str:
     """Return a folder as a whole path, or as s3://BUCKET/FOLDER. Raises ConfigError."""
+    from rocketspark.store.readonly.file_places import object_folder
+
     try:
         return object_folder(text) or os.path.abspath(text.removeprefix("file://").removeprefix("file:"))
     except StoreError as e:
@@ -85,7 +89,7 @@ class StorePaths(NamedTuple):
     roots: tuple[str, ...]
     broker_names: tuple[str, ...]
     commit_logs: tuple[str, ...]
-    objects: ObjectStore = ObjectStore()
+    objects: ObjectStore
 
 
 class GivenOptions:
@@ -174,7 +178,7 @@ class GivenOptions:
                 if self.text(name, ""):
                     raise ConfigError(f"option {name} goes with option store, which is missing")
             return None
-        far = [root for root in roots if object_folder(root) is not None]
+        far = [root for root in roots if root.startswith("s3://")]
         if self.text("namesrv", ""):
             raise ConfigError("options store and namesrv: one reads files, the other asks servers; leave one out")
         refuse_if(
@@ -197,6 +201,8 @@ class GivenOptions:
         return StorePaths(roots, names, tuple(os.path.abspath(log) for log in logs), self._objects(bool(far)))
 
     def _objects(self, needed: bool) -> ObjectStore:
+        from rocketspark.store.readonly.file_places import ObjectStore
+
         found = ObjectStore(
             self.text("objectStoreEndpoint", ""),
             self.text("objectStoreAccessKey", ""),
