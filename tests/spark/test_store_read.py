@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.conftest import Place
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
 from tests.spark.test_batch_read import error_of
+from tests.unit.store.readonly.test_tier_in_objects import copy
 from tests.unit.store.tiered.test_java_tier import VECTOR
-from tests.unit.tables.test_tier_in_objects import copy
 
 from rocketspark.client import Producer
 from rocketspark.model import Message
