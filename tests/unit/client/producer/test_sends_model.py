@@ -166,9 +166,10 @@ class CountedFuture(SendFuture):
 
     ends = 0
 
-    def _finish(self) -> bool:
-        self.ends += 1
-        return super()._finish()
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_state" and self.done():
+            self.ends += 1
 
 
 class Ended(BaseException):
