@@ -126,7 +126,7 @@ def what_was_acknowledged_stays_away_and_the_rest_comes_again(play: Play) -> Non
     consumer = play.start("simple", group=group, subscriptions={topic: "*"}, await_ms=2000)
     for number in range(4):
         play.send(producer, topic, f"m{number}")
-    first = play.receive(consumer, 4, invisible_ms=4000)
+    first = play.receive(consumer, 4, invisible_ms=8000)
     assert sorted(bodies(first)) == [b"m0", b"m1", b"m2", b"m3"]
     play.ack(consumer, *(one for one in first if body_of(one) in (b"m0", b"m3")))
     again = play.receive(consumer, 2)
@@ -270,7 +270,7 @@ def a_long_listener_keeps_its_message(play: Play) -> None:
     assert len(play.call("push_await", slow, count=2, wait_ms=10)) == 1
 
 
-def lite_topics_come_in_order_to_the_consumer_that_subscribed_last(play: Play) -> None:
+def lite_topics_come_to_the_consumer_that_subscribed_last(play: Play) -> None:
     topic = play.topic("LITE", queues=2)
     attributes = {"+lite.bind.topic": topic, "+lite.sub.model": "Exclusive", "+lite.sub.client.quota": "3"}
     group = play.group(attributes=attributes)
@@ -286,10 +286,8 @@ def lite_topics_come_in_order_to_the_consumer_that_subscribed_last(play: Play) -
             play.send(producer, topic, f"{name}{number}", lite_topic=name)
     first = play.call("push_await", one, count=6, wait_ms=LIMIT_MS)
     assert {(m["lite_topic"], m["attempt"]) for m in first} == {("a", 1), ("b", 1)}
-    for name in "ab":
-        assert [m for m in bodies(first) if m.startswith(name.encode())] == [
-            b"%s%d" % (name.encode(), n) for n in range(3)
-        ]
+    # Its listener's threads take messages of one lite topic side by side, unless the group is in order.
+    assert sorted(bodies(first)) == [b"%s%d" % (name, number) for name in (b"a", b"b") for number in range(3)]
     two = play.start("lite", group=group, topic=topic)
     play.call("lite_subscribe", two, lite_topic="a")
     _await_lite_topics(play, one, ["b", "c"])
@@ -359,7 +357,7 @@ ALL: tuple[Scenario, ...] = (
 )
 # With Java's client alone.
 NEW: tuple[Scenario, ...] = (
-    lite_topics_come_in_order_to_the_consumer_that_subscribed_last,
+    lite_topics_come_to_the_consumer_that_subscribed_last,
     what_fails_of_a_lite_topic_comes_again,
     a_message_has_its_priority,
 )

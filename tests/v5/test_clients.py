@@ -13,7 +13,7 @@ pytestmark = pytest.mark.shows(
     "push and simple consumers, order over three consumers, delay and recall, transactions, 40014, dead "
     "letters, invisible times, renewal",
     "our proxy before Apache's broker, Apache's before ours",
-    "lite topics and priorities by our proxy before both brokers, with Java's client: order within each, quotas, "
+    "lite topics and priorities by our proxy before both brokers, with Java's client: quotas, "
     "exclusive subscriptions, attempts",
 )
 
