@@ -1,4 +1,4 @@
-"""Reading: messages by queue offset, by time and by key. Rule: nothing here writes; records are slices of the log.
+"""Reading: messages by queue offset and by time. Rule: nothing here writes; records are slices of the log.
 
 A read by tags compares the codes of a subscription with those in the units. A code is the hash of a message's tags
 (`model.text.string_hash`), so the consumer compares the tags themselves.
@@ -6,9 +6,10 @@ A read by tags compares the codes of a subscription with those in the units. A c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,11 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import RecordError
-from rocketspark.model.steps import finished
-from rocketspark.protocol.message import properties as props
-from rocketspark.protocol.message import record, record_layout, sysflags
-from rocketspark.store.commitlog.commit_log import CommitLog, stretches
+from rocketspark.protocol.message import record_layout, sysflags
+from rocketspark.store.commitlog.commit_log import stretches
 from rocketspark.store.commitlog.dispatch import unit_code_of
 from rocketspark.store.compaction.compaction_log import CompactionLog
 from rocketspark.store.consume_queue_repair import BatchUnitRepair, UnitRepair
@@ -28,13 +26,24 @@ from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, UNIT_BYTES, UNIT_TYPE, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_ext import ADDRESS_MAX, is_address
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore
-from rocketspark.store.consumequeue.unit_rows import places, sizes
 from rocketspark.store.deleted_topics import DeletedTopics
-from rocketspark.store.index.index_file import PAUSE
-from rocketspark.store.index.index_service import IndexService
+from rocketspark.store.record_lookup import RecordLookup
 
 if TYPE_CHECKING:
     from rocketspark.store.tiered.tier import Tier
+
+
+@cache
+def places(count: int) -> struct.Struct:
+    """Return the struct that unpacks physical offset and size of `count` units in a row, without their tags codes."""
+    return struct.Struct(">" + "qi8x" * count)
+
+
+@cache
+def sizes(count: int) -> struct.Struct:
+    """Return the struct that unpacks only the record sizes of `count` units in a row."""
+    return struct.Struct(">" + "8xi8x" * count)
+
 
 # Up to so many tags codes numpy is quicker than a loop.
 TAGS_CODES_MAX = 16
@@ -74,11 +83,7 @@ _SCAN_UNITS_MIN = _SCAN_BYTES_MIN // UNIT_BYTES
 # Up to so many units struct is quicker than numpy.
 _PLACES_MAX = 64
 _SIZES_COUNT = 1 << 16
-# Records that a look for a key decodes before it makes a pause, some ms where each has thousands of keys.
-LOOKS_PER_TURN = 32
 _PLACE = places(1)
-_TAGS, _KEYS = props.TAGS.encode(), props.KEYS.encode()
-_UNIQUE_ID = props.UNIQUE_ID.encode()
 
 
 class GetStatus(Enum):
@@ -135,21 +140,17 @@ class Wanted(NamedTuple):
     so_far: SoFar
 
 
-class MessageReader:
+class MessageReader(RecordLookup):
     """The reading half of a store; Store opens the files it works on. `mender`: mends damaged units, and tells
     which.
     """
 
-    log: CommitLog
     consume_queues: ConsumeQueueStore
-    index_service: IndexService | None
     mender: UnitRepair
     batch_mender: BatchUnitRepair
     _deletions: DeletedTopics
     # By topic and queue id: the logs of topics with compaction.
     compacted: Mapping[tuple[str, int], CompactionLog] = MappingProxyType({})
-    # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
-    _visible_end: int | None
     cold: Tier | None
 
     def visible_next(self, queue: ConsumeQueue) -> int:
@@ -517,84 +518,8 @@ class MessageReader:
             return self.log.store_time_at(places[0]) if places else -1
         return self.log.store_time_at(queue.unit(queue_offset)[0])
 
-    def shown_at(self, position: int) -> memoryview | None:
-        """Return the whole record at a physical offset; None if none begins there, or readers do not see it yet."""
-        found = self.log.record_at(position)
-        end = self._visible_end
-        return None if found is None or (end is not None and position + len(found) > end) else found
-
-    def copied_at(self, position: int) -> memoryview | None:
-        """Return what a replica copies from a physical offset, whether readers see it yet or not: the whole record, or
-        the mark that says that the rest of the log file is unused; None if there is neither.
-        """
-        log = self.log
-        if (found := log.record_at(position)) is not None:
-            return found
-        if not log.min_position <= position < log.next_file(position) <= log.written or log.is_damaged(position):
-            return None
-        return log.slice(position, record_layout.BLANK_BYTES_MIN) if log.is_blank(position) else None
-
-    def query(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
-    ) -> list[memoryview]:
-        """Return records with a key, newest first, stored within [begin_ms, end_ms].
-
-        `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
-        """
-        return finished(self.query_steps(topic, key, count_max, begin_ms, end_ms, kind))
-
-    def query_steps(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
-    ) -> Generator[None, None, list[memoryview]]:
-        """Do what `query` does, in steps: it yields now and then while it looks for long, as many keys may have one
-        hash.
-        """
-        if self.index_service is None:
-            return []
-        wanted = key.encode()
-        topic_bytes = topic.encode()
-        found: list[memoryview] = []
-        taken: set[int] = set()
-        before, looks = -1, 0
-        for position in self.index_service.find(topic, key, begin_ms, end_ms, tag=kind == "T"):
-            if len(found) >= count_max:
-                break
-            if position == before or position in taken:
-                continue  # One message may have several entries.
-            looks += 1
-            if position == PAUSE or looks % LOOKS_PER_TURN == 0:
-                # Views hold maps of the log, which may have to go meanwhile.
-                view = None
-                found = [memoryview(bytes(each)) for each in found]
-                yield
-                if position == PAUSE:
-                    continue
-            before = position
-            view = self.shown_at(position)
-            if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
-                continue
-            try:
-                message = record.decode(view, check_crc=False)
-            except RecordError:
-                continue
-            if message.topic == topic_bytes and _has_key(message.properties, wanted, kind):
-                found.append(view)
-                taken.add(position)
-        return found
-
 
 def _found(
     queue: ConsumeQueue, high: int, records: list[memoryview], count: int, size: int, next_offset: int
 ) -> GetMessageResult:
     return GetMessageResult(_STATUS[bool(records)], records, count, size, next_offset, queue.min, high)
-
-
-def _has_key(properties: bytes, wanted: bytes, kind: str) -> bool:
-    if kind == "T":
-        return props.find(properties, _TAGS) == wanted
-    if props.find(properties, _UNIQUE_ID) == wanted:
-        return True
-    if kind == "U":
-        return False
-    keys = props.find(properties, _KEYS)
-    return keys is not None and wanted in keys and wanted in keys.split(b" ")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocketspark.model.text import string_hash
-from rocketspark.store import get_message
+from rocketspark.store import record_lookup
 from rocketspark.store.index import index_file, key_hashes
 from rocketspark.store.index.index_service import KEYS_LONG
 
@@ -47,7 +47,7 @@ def test_a_message_has_one_entry_for_words_of_one_hash_and_is_found_by_each(make
 def test_a_long_look_is_made_in_steps_and_finds_what_a_short_one_does(
     make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get_message, "LOOKS_PER_TURN", 8)
+    monkeypatch.setattr(record_lookup, "LOOKS_PER_TURN", 8)
     monkeypatch.setattr(index_file, "ENTRIES_PER_TURN", 16)
     store = make_store(index_entries=10_000, log_file_bytes=1 << 20)
     for n in range(100):
@@ -64,7 +64,7 @@ def test_a_long_look_is_made_in_steps_and_finds_what_a_short_one_does(
 
 def test_what_happens_in_a_pause_does_no_harm(make_store: Any, send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages come, others go with their files of the log and of the index."""
-    monkeypatch.setattr(get_message, "LOOKS_PER_TURN", 4)
+    monkeypatch.setattr(record_lookup, "LOOKS_PER_TURN", 4)
     store = make_store(index_entries=41, log_file_bytes=4096)
     for n in range(200):
         send(store, "t", 0, b"x" * 50, keys=WORDS[0], unique_id=f"U{n}")
