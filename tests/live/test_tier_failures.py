@@ -21,7 +21,7 @@ from tests.live.test_tiered import COUNT, asked, clean, files, filled, numbers, 
 
 from rocketspark import Producer, read_table
 from rocketspark.broker.server import BrokerServer
-from rocketspark.broker.storage import tiering
+from rocketspark.broker.storage import tier_reads, tiering
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
 from rocketspark.errors import RocketSparkError
 from rocketspark.protocol import headers
@@ -60,7 +60,7 @@ def hanging(root: Path) -> Iterator[None]:
 
 @pytest.mark.shows("second tier: one that hangs holds no send, no read of the store, and a stop only some seconds")
 def test_a_tier_that_hangs_holds_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "READ_S", 0.2)
+    monkeypatch.setattr(tier_reads, "READ_S", 0.2)
     monkeypatch.setattr(tiering, "STOP_S", 0.3)
 
     async def main() -> None:
@@ -89,7 +89,7 @@ def test_a_tier_that_hangs_holds_nothing_else(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.shows("second tier: a folder that is not mounted is waited for, and nothing is written in its place")
 def test_a_tier_that_is_not_mounted_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "KNOWN_S", 0.1)
+    monkeypatch.setattr(tier_reads, "KNOWN_S", 0.1)
 
     async def main() -> None:
         disk = Disk()

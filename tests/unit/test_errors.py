@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocketspark import errors
-from rocketspark.broker.storage.tiering import ColdMiss
+from rocketspark.broker.storage.tier_reads import ColdMiss
 from rocketspark.errors import RocketSparkError
 from rocketspark.model import MessageQueue
 from rocketspark.proxy.call import Code

@@ -22,7 +22,8 @@ from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
-from rocketspark.broker.storage.tiering import ColdMiss, Tiering
+from rocketspark.broker.storage.tier_reads import ColdMiss
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.model.route import MASTER_ID, PERM_READ
 from rocketspark.protocol import frames

@@ -23,7 +23,8 @@ from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
-from rocketspark.broker.storage.tiering import ColdMiss, Tiering
+from rocketspark.broker.storage.tier_reads import ColdMiss
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import has_priorities
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.model.text import whole_number
