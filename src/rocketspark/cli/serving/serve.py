@@ -71,7 +71,8 @@ async def _serve(start: Starter) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if os.environ.get(END_WITH_STDIN):
+    # Not for the processes that it starts: their input is another one.
+    if os.environ.pop(END_WITH_STDIN, ""):
         stdin = sys.stdin.fileno()
 
         def end() -> None:
