@@ -16,13 +16,11 @@ from rocketspark.model import typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
 from rocketspark.tables.client_access import Access
-from rocketspark.tables.cluster_queries import ClusterQueries, remade
+from rocketspark.tables.cluster_queries import ClusterQueries, making_of, remade
 from rocketspark.tables.export_topic import locked, replace
-from rocketspark.tables.offset_ranges import EACH_TOPIC
 
-# By broker: a number that rises when the topic is deleted and made again, and the number of the broker's store; 0 where
-# that is not told.
-Making = dict[str, tuple[int, int]]
+# What `making_of` returns, as JSON can hold it.
+Making = list[tuple[tuple[str, str], int]]
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -34,7 +32,7 @@ class Note(msgspec.Struct, frozen=True):
     changed_ns: int
     namesrv: str
     rows: int
-    making: Making = {}
+    making: Making = []
 
 
 def told_making(namesrv: str, topic: str, access: Access) -> Making:
@@ -43,10 +41,9 @@ def told_making(namesrv: str, topic: str, access: Access) -> Making:
     """
     with closing(ClusterQueries(namesrv, access=access)) as cluster:
         try:
-            found = cluster.bounds(cluster.queues([topic]), if_there=True)
+            return list(making_of(cluster.bounds(cluster.queues([topic]), if_there=True)).items())
         except (RouteNotFound, ServerError, ConfigError):
-            return {}
-        return {queue.broker_name: (now.made_at, now.store_number) for queue, now in found.items() if now.of_master}
+            return []
 
 
 NO_ACCESS = Access()
@@ -84,7 +81,7 @@ class Import:
 
     def _begin(self) -> None:
         if not self._anew and (found := self._found()) is not None:
-            if msgspec.structs.replace(found, rows=0, making={}) != self._note:
+            if msgspec.structs.replace(found, rows=0, making=[]) != self._note:
                 raise UsageError(
                     f"{shown(str(self._beside))} is of another file or cluster: --anew sends all of this one"
                 )
@@ -96,22 +93,19 @@ class Import:
         # Before the first row is sent: where it cannot be noted, none is.
         self._keep()
 
-    def _making(self) -> Making:
-        return told_making(self._note.namesrv, self._topic, self._access)
-
     def _note_making(self) -> None:
-        self._note = msgspec.structs.replace(self._note, making=self._making())
+        making = told_making(self._note.namesrv, self._topic, self._access)
+        self._note = msgspec.structs.replace(self._note, making=making)
 
     def _check_making(self, note: Note) -> None:
         """Raise UsageError if the rows that earlier runs stored are not in the topic as it is now."""
         if not (note.rows and note.making):
             return
-        made = {(self._topic, broker): made_at for broker, (made_at, _) in note.making.items()}
-        made |= {(EACH_TOPIC, broker): store for broker, (_, store) in note.making.items() if store}
+        brokers = {broker for (_, broker), _ in note.making}
         try:
-            broker = remade(note.namesrv, self._access, self._topic, made, note.making)
+            broker = remade(note.namesrv, self._access, self._topic, dict(note.making), brokers)
         except RouteNotFound:
-            broker = min(note.making)  # It was deleted.
+            broker = min(brokers)  # It was deleted.
         except (ServerError, ConfigError):
             return  # Another user's run could ask; this one may only send.
         if broker:
