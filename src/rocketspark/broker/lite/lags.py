@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.protocol import lite_topics
-from rocketspark.protocol.light_queues import QUEUE_ID
+from rocketspark.protocol.light_queues import QUEUE_ID, topic_and_group
 from rocketspark.store.store import Store
 
 # Offsets that are looked at in one turn, and those whose messages are read: some ms.
@@ -54,7 +54,7 @@ class LiteLags:
             table = self._offsets.table
             # Not as pairs: many new objects have the garbage collection look through all.
             for key in list(table):
-                queue, _, group = key.rpartition("@")
+                queue, group = topic_and_group(key)
                 lite, offset = lite_topics.of_queue(queue), table.get(key, {}).get(QUEUE_ID)
                 weight += 1
                 if lite is not None and offset is not None:

@@ -350,7 +350,7 @@ class ConsumeQueueStore:
         """
         if not self.min_position or topic.startswith(_SHARED):
             return {}
-        queues = (self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ())))
+        queues = self._all_of(topic)
         return {q.queue_id: q.next for q in queues if q is not None and not q.is_batch and q.min == q.next > 0}
 
     def begin(self, topic: str, offsets: Mapping[int, int]) -> None:
@@ -401,13 +401,16 @@ class ConsumeQueueStore:
 
     def ends_before(self, topic: str, position: int) -> bool:
         """Tell whether all messages of a topic's queues lie before a physical offset."""
-        queues = [self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ()))]
+        queues = self._all_of(topic)
         newest = [queue.unit(queue.next - 1)[0] for queue in queues if queue is not None and queue.min < queue.next]
         return None not in queues and max(newest, default=-1) < position
 
     def _begins_before(self, topic: str, position: int) -> bool:
-        queues = (self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ())))
-        return any(queue is not None and queue.begins_before(position) for queue in queues)
+        return any(queue is not None and queue.begins_before(position) for queue in self._all_of(topic))
+
+    def _all_of(self, topic: str) -> list[ConsumeQueue | None]:
+        """Return the queues of a topic; None in place of one that is damaged."""
+        return [self._find_if_whole(topic, queue_id) for queue_id in list(self._known.get(topic, ()))]
 
     def cut(self, position: int) -> None:
         """Remove the units at or after a physical offset from every queue. Raises StoreFull, StoreUnwritable."""
