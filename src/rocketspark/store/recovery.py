@@ -126,14 +126,16 @@ def recover(
     log.set_end(log.mapped_files.end())  # So that records can be looked at; the scan finds the end.
     _note_left(queues, deletions, oldest)
     deleted: Mapping[bytes, int] = deletions.positions
-    queues.finish_deletions({topic.decode(): position for topic, position in deleted.items()})
+    removed = queues.finish_deletions({topic.decode(): position for topic, position in deleted.items()})
     deleted_elsewhere = tuple(queues.forget_deleted())
     if deleted_elsewhere:
         deleted = {**deleted, **{topic.encode(): log.mapped_files.end() for topic in deleted_elsewhere}}
-    safe = _replay_start(log, queues, index, at)
+    # Of a topic made anew an old file was there: what came since goes into its queues again.
+    since = [deleted[topic.encode()] for topic in removed]
+    safe = max(oldest, min([_replay_start(log, queues, index, at), *since]))
     # The log up to the checkpoint was on the disk: damage there is skipped. After it the first damage ends the log.
     covered = min(max(at.queues_position, log.proven_end()), log.mapped_files.end())
-    thorough = crashed or safe == oldest
+    thorough = crashed or safe == oldest or bool(since)
     try:
         if queues.lost():
             raise _QueueHole

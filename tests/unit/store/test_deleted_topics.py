@@ -82,6 +82,29 @@ def test_a_kill_within_a_deletion(make_store: Any, send: Any, tmp_path: Path, mo
     assert send(again, "t", 1, b"new")[1] == 0
 
 
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_old_queue_file_comes_back_after_the_topic_was_made_anew(
+    others: int, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    """A disk gives the file as it was before the deletion: what came since is read from the log again."""
+    store = make_store()
+    for i in range(3):
+        send(store, "t", 1, b"old%d" % i)
+    flush(store)
+    old = killed(store, tmp_path / "old") / "consumequeue" / "t"
+    store.delete_topic("t")
+    for i in range(2):
+        send(store, "t", 1, b"new%d" % i)
+    for i in range(others):
+        send(store, "keep", 0, b"%d" % i)
+    root = Path(store.settings.root)
+    store.close()
+    shutil.copytree(old, root / "consumequeue" / "t", dirs_exist_ok=True)
+    again = make_store(root)
+    assert bodies(again, "t", 1) == [b"new0", b"new1"]
+    assert len(bodies(again, "keep", 0)) == others
+
+
 class Dying(FailingFiles):
     """A process that is killed after so many changes of names."""
 
