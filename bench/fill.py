@@ -17,6 +17,7 @@ import msgspec
 from rocketspark.client.connection import admin_api
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import SendHeader
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch
 from rocketspark.transport.connections import dial, parse_address
 from rocketspark.transport.request_frames import request
@@ -32,7 +33,10 @@ def create_topic(broker: str, topic: str, queues: int, attributes: str = "") -> 
     async def create() -> None:
         peer = await dial(broker)
         await admin_api.create_topic(
-            peer, topic, read_queue_count=queues, write_queue_count=queues, attributes=attributes, timeout_ms=10_000
+            peer,
+            TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues),
+            attributes=attributes,
+            timeout_ms=10_000,
         )
         peer.close()
 

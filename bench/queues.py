@@ -15,6 +15,7 @@ from bench.peers import Config, Servers, both, end_rows, memory_kib, ours
 from bench.plan import Plan
 from bench.report import Row, progress, show, values_row
 from rocketspark.client.connection import admin_api
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.transport.connections import dial
 
 TOPIC_QUEUES = 100
@@ -36,7 +37,7 @@ def create(broker: str, names: list[str], queues: int) -> float:
         peer = await dial(broker)
         for name in names:
             await admin_api.create_topic(
-                peer, name, read_queue_count=queues, write_queue_count=queues, timeout_ms=10_000
+                peer, TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues), timeout_ms=10_000
             )
         peer.close()
 

@@ -28,6 +28,7 @@ from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import SendReply
 from rocketspark.protocol.json import bodies, java_json
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import batch, message_ids, properties, record, sysflags
 from rocketspark.protocol.message.batch import BatchItem
 from rocketspark.transport.peer import Peer
@@ -81,7 +82,9 @@ def test_messages_of_topics_with_many_tags_have_the_flag(tmp_path: Path) -> None
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             for kind in ("SINGLE_TAG", "MULTI_TAG", "SINGLE_TAG"):
-                await admin_api.create_topic(peer, TOPIC, read_queue_count=1, write_queue_count=1, filter_type=kind)
+                await admin_api.create_topic(
+                    peer, TopicConfig(topic_name=TOPIC, read_queue_nums=1, write_queue_nums=1, topic_filter_type=kind)
+                )
                 # The first ones are looked at one by one, those like them are not.
                 for _ in range(4):
                     await sent(peer, b"x", TOPIC, 0)

@@ -98,7 +98,7 @@ STEPS = [
         "        from rocketspark.protocol.headers.admin import GreetHeader\n\n"
         "        add(RequestCode.GREET, self.greet, GreetHeader)\n",
     ),
-    Step(CODE, "broker/handlers/admin/admin_broker.py", r"^        self\._long_scans = ", HANDLER),
+    Step(CODE, "broker/handlers/admin/admin_broker.py", r"^        self\._cold_reads = ", HANDLER),
     Step(CODE, "client/connection/admin_api.py", "", CALL),
     Step(
         SETTING,

@@ -23,6 +23,7 @@ from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.spark.spark_features import FILTERS
@@ -125,9 +126,7 @@ def make_topic(cluster: Cluster) -> Callable[..., str]:
                 peer = await dial(address)
                 await admin_api.create_topic(
                     peer,
-                    topic,
-                    read_queue_count=queues,
-                    write_queue_count=queues,
+                    TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues),
                     attributes=attributes,
                     timeout_ms=LIMIT_MS,
                 )

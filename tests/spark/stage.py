@@ -18,6 +18,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.namesrv.server import NameServer
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.transport.connections import dial
 
 T = TypeVar("T")
@@ -106,7 +107,9 @@ class Stage:
         for name in brokers:
             peer = await dial(self._brokers[name].address)
             await admin_api.create_topic(
-                peer, topic, read_queue_count=queues, write_queue_count=queues, timeout_ms=LIMIT_MS
+                peer,
+                TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues),
+                timeout_ms=LIMIT_MS,
             )
             peer.close()
         await self._until_route(topic, lambda found: all(found.get(name) == queues for name in brokers))
@@ -118,7 +121,7 @@ class Stage:
     async def _permit(self, topic: str, broker: str, perm: int) -> None:
         peer = await dial(self._brokers[broker].address)
         await admin_api.create_topic(
-            peer, topic, read_queue_count=1, write_queue_count=1, perm=perm, timeout_ms=LIMIT_MS
+            peer, TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=perm), timeout_ms=LIMIT_MS
         )
         peer.close()
         peer = await dial(self.namesrv)

@@ -21,6 +21,7 @@ from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import audit
 from rocketspark.spark.pipelines.connection import Connection
@@ -591,7 +592,9 @@ def test_on_apache_s_broker_what_is_deleted_or_taken_away_is_told_apart_as_well(
         broker, namesrv = await dial(apache.broker), await dial(apache.namesrv)
         if queues:
             await admin_api.create_topic(
-                broker, topic, read_queue_count=queues, write_queue_count=queues, timeout_ms=LIMIT_MS
+                broker,
+                TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues),
+                timeout_ms=LIMIT_MS,
             )
         else:
             await admin_api.delete_topic(broker, topic)

@@ -33,6 +33,7 @@ from rocketspark.errors import ConfigError, ConnectionLost, RocketSparkError, Se
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import properties, record
 from rocketspark.spark import exactly_once
 from rocketspark.spark.exactly_once import (
@@ -124,7 +125,9 @@ class Query:
             instance = producer._instance
             info = await instance.routes.ask(admin_api.cluster_info)
             peer = await instance.broker(info.broker_addr_table[TARGET_BROKER].broker_addrs[0])
-            await admin_api.create_topic(peer, self.name, read_queue_count=2, write_queue_count=2, timeout_ms=LIMIT_MS)
+            await admin_api.create_topic(
+                peer, TopicConfig(topic_name=self.name, read_queue_nums=2, write_queue_nums=2), timeout_ms=LIMIT_MS
+            )
             while True:
                 try:
                     await instance.routes.refresh(self.name)

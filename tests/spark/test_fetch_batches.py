@@ -13,6 +13,7 @@ from rocketspark import Message, Producer
 from rocketspark.arrow import records
 from rocketspark.client.connection import admin_api
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read.pull_records import fetch
@@ -55,8 +56,8 @@ def loaded() -> Iterator[Loaded]:
 
         async def create() -> None:
             peer = await dial(made.broker)
-            ways: dict[str, Any] = {"read_queue_count": 1, "write_queue_count": 1, "timeout_ms": 60_000}
-            await admin_api.create_topic(peer, made.queue.topic, attributes="+queue.type=BatchCQ", **ways)
+            config = TopicConfig(topic_name=made.queue.topic, read_queue_nums=1, write_queue_nums=1)
+            await admin_api.create_topic(peer, config, attributes="+queue.type=BatchCQ", timeout_ms=60_000)
             peer.close()
 
         asyncio.run(create())

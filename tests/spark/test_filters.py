@@ -23,6 +23,7 @@ from rocketspark.errors import RouteNotFound, ServerError
 from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadMaxRows
@@ -60,7 +61,10 @@ def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     async def run() -> None:
         peer = await dial(broker)
         await admin_api.create_topic(
-            peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes, timeout_ms=LIMIT_MS
+            peer,
+            TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=2),
+            attributes=attributes,
+            timeout_ms=LIMIT_MS,
         )
         peer.close()
         server = await dial(namesrv)

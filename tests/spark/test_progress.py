@@ -20,6 +20,7 @@ from rocketspark.client import Producer
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
@@ -74,7 +75,9 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 async def create(place: Place) -> None:
     peer, server = await dial(place.broker), await dial(place.namesrv)
-    await admin_api.create_topic(peer, place.topic, read_queue_count=2, write_queue_count=2, timeout_ms=LIMIT_MS)
+    await admin_api.create_topic(
+        peer, TopicConfig(topic_name=place.topic, read_queue_nums=2, write_queue_nums=2), timeout_ms=LIMIT_MS
+    )
     while True:
         try:
             await client_api.fetch_route(server, place.topic)

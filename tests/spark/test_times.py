@@ -18,6 +18,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.message_ids import unique_ids
 from rocketspark.tables.cluster_queries import ClusterQueries as Asked
@@ -67,7 +68,10 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 async def create(namesrv: str, broker: str, topic: str, attributes: str) -> None:
     peer = await dial(broker)
     await admin_api.create_topic(
-        peer, topic, read_queue_count=2, write_queue_count=2, attributes=attributes, timeout_ms=LIMIT_MS
+        peer,
+        TopicConfig(topic_name=topic, read_queue_nums=2, write_queue_nums=2),
+        attributes=attributes,
+        timeout_ms=LIMIT_MS,
     )
     peer.close()
     server = await dial(namesrv)

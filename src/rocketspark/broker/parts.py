@@ -1,4 +1,4 @@
-"""The parts of a broker in two groups, as handlers get them. Rule: a handler gets what it needs, never the broker."""
+"""The parts of a broker in three groups, as handlers get them. Rule: a handler gets what it needs, never the broker."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
 from rocketspark.broker.messages.transactions import Transactions
 from rocketspark.broker.pop.in_flight import InFlightMessages
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.left_messages import LeftMessages
+from rocketspark.broker.storage.long_scans import LongScans
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import Topics
+from rocketspark.store.store import Store
 from rocketspark.transport.processor_table import Routes
 
 
@@ -56,3 +60,13 @@ class Messages:
     quarantine: Quarantine
     pops: InFlightMessages
     left: LeftMessages
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReads:
+    """The store and what its readers share: statistics, turns for long scans, and the second tier if there is one."""
+
+    store: Store
+    stats: Stats
+    long_scans: LongScans
+    tiering: Tiering | None

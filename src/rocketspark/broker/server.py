@@ -46,9 +46,8 @@ from rocketspark.broker.messages.unpark_message import delivery
 from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.operations.registration import Registration, log_told_address
-from rocketspark.broker.parts import HasRoutes, Messages, Tables
+from rocketspark.broker.parts import HasRoutes, Messages, StoreReads, Tables
 from rocketspark.broker.pop.lifecycle import check_store, pop_lifecycle
 from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
 from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
@@ -69,6 +68,7 @@ from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.compaction import Compaction
 from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.tiering import tiering_of
 from rocketspark.broker.topics import tell_store
@@ -252,6 +252,7 @@ class BrokerServer:
         self._tiering = tiering_of(s, self.store, self._file_cleaning, lambda: self.role.is_master)
         self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
         self._stats.put_was_timed = self._fast_failure.put_took
+        self._reads = StoreReads(self.store, self._stats, LongScans(), self._tiering)
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")
         tables = make_tables(
             s,
@@ -337,13 +338,11 @@ class BrokerServer:
 
     def _handlers(self, tables: Tables, messages: Messages) -> Iterator[HasRoutes]:
         s, store, durability, stats = self.settings, self.store, self._durability, self._stats
-        put_message, long_scans, beside = messages.put_message, LongScans(), self._tables_thread
-        standing_of, held, tiering = self.access.standing_of, self._long_polling, self._tiering
+        put_message, beside, standing_of = messages.put_message, self._tables_thread, self.access.standing_of
+        reads, long_scans, tiering = self._reads, self._reads.long_scans, self._tiering
         self._send = SendHandler(s, store, tables, messages, durability, stats, self._settled, standing_of)
         yield self._send
-        yield PullHandler(
-            s, store, tables, held, stats, long_scans, self._filters, self.role, self._cold_reads, tiering
-        )
+        yield PullHandler(s, reads, tables, self._long_polling, self._filters, self.role, self._cold_reads)
         self._locks = RebalanceLocks(s.lock_expiry_ms)
         waiting = self._pop_state.waiting
         self._client_handler = ClientHandler(
@@ -353,19 +352,15 @@ class BrokerServer:
         self._topic_queues = TopicQueues(s, tables.topics.get)
         yield AssignmentHandler(s, tables, self._topic_queues, self._client_handler.notify)
         yield ConsumerManageHandler(store, tables.offsets, tables.topics, tables.groups, tiering)
-        yield from pop_handlers(
-            s, store, tables, self._pop_state, self._filters, durability, stats, long_scans, self._lite, tiering
-        )
+        yield from pop_handlers(s, reads, tables, self._pop_state, self._filters, durability, self._lite)
         yield from lite_handlers(s, store, tables, self._lite, self._topic_queues, long_scans)
         yield TopicHandler(
             s.broker_name,
-            store,
+            reads,
             tables,
-            stats,
             self._pop_state,
             self._lite,
             settled=self._settled,
-            long_scans=long_scans,
             beside=beside,
             page_rows=s.page_rows,
         )
@@ -375,27 +370,22 @@ class BrokerServer:
         yield GroupHandler(
             s,
             self.address,
-            store,
+            reads,
             tables,
             self._long_polling,
-            stats,
             self._pop_state,
             self._lite,
-            long_scans=long_scans,
             beside=beside,
-            tiering=tiering,
         )
         yield BrokerToClientHandler(s.broker_name, store, tables.clients)
         yield AdminHandler(
             s,
             self._live_settings(put_message),
             self.address,
-            store,
+            reads,
             tables,
             messages,
-            stats,
             acts=BrokerActs(self._settled, self._file_cleaning.clean_now, lambda: self.replication.standing.status()),
-            long_scans=long_scans,
             cold_reads=self._cold_reads,
         )
         if self.access.plain is not None:
@@ -416,16 +406,14 @@ class BrokerServer:
 
         metrics = Metrics(
             self.settings,
-            self.store,
+            self._reads,
             tables,
             messages,
-            self._stats,
             self._saves,
             replication=lambda: self.replication.standing.figures(),
             refused=lambda: {"connection": self._server.refused, "pull": self._long_polling.refused},
             access=AccessFigures(self._audit, self.access.passed),
             lite=self._lite.lags,
-            tiering=self._tiering,
         )
         metrics.times.watch(routes)
         return metrics

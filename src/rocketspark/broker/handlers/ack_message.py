@@ -10,13 +10,13 @@ from typing import Any
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.handlers.lite.pop_lite import LiteAcknowledgements
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.check_points import CheckPoint
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.pop.requests import NO_REMARK, PopChecks, refusing
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.errors import ServerError
 from rocketspark.protocol import frames, pop_answers
 from rocketspark.protocol.codes import RequestCode, ResponseCode

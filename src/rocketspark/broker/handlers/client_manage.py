@@ -9,9 +9,9 @@ from rocketspark.broker.consumers.connected_clients import ConnectedClients, Con
 from rocketspark.broker.consumers.rebalance_locks import LockQuorum, RebalanceLocks
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
 from rocketspark.broker.declared_settings import QUEUES_MAX
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.waiting_pops import WaitingPops
 from rocketspark.broker.storage.json_tables import steady_ms
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import FilterIllegal, ServerError, TransportError
 from rocketspark.model import MessageQueue

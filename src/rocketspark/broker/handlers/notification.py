@@ -9,13 +9,13 @@ from typing import Any
 
 from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.consumers.message_filters import ALL, PopFilter, PopFilters, ToCompile
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.pop.reading import PopReading, Round
 from rocketspark.broker.pop.requests import NO_REMARK, PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.topics import Topics
 from rocketspark.protocol import pop_answers
 from rocketspark.protocol.codes import RequestCode

@@ -20,8 +20,7 @@ from rocketspark.broker.handlers.ack_message import AckHandler, Answers, ChangeI
 from rocketspark.broker.handlers.lite.pop_lite import LiteAcknowledgements, PopLiteHandler
 from rocketspark.broker.handlers.notification import NotificationHandler
 from rocketspark.broker.lite.parts import LiteTopics
-from rocketspark.broker.operations.long_scans import LongScans
-from rocketspark.broker.parts import HasRoutes, Tables
+from rocketspark.broker.parts import HasRoutes, StoreReads, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.pop.reading import Found, PopReading, Round, own_retries
@@ -29,10 +28,9 @@ from rocketspark.broker.pop.requests import COUNT_MAX, PopChecks, refusing
 from rocketspark.broker.pop.waiting_pops import ALL_QUEUES, WaitingPop, WaitingPops
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.log_memory import LogMemory
-from rocketspark.broker.storage.tiering import Tiering
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.topics import Topics
 from rocketspark.errors import ServerError
 from rocketspark.protocol import frames, pop_answers
@@ -335,22 +333,18 @@ class PeekHandler:
 
 def pop_handlers(
     settings: BrokerSettings,
-    store: Store,
+    reads: StoreReads,
     tables: Tables,
     pops: Pops,
     filtering: BackgroundThread,
     durability: Durability,
-    stats: Stats,
-    scans: LongScans,
     lite: LiteTopics,
-    tiering: Tiering | None = None,
 ) -> Iterator[HasRoutes]:
     """Make the handlers. `filtering`: the thread that costly filters run in."""
-    topics, offsets = tables.topics, tables.offsets
+    store, scans, topics, offsets = reads.store, reads.long_scans, tables.topics, tables.offsets
     in_flight, ordered, block_ends = pops.in_flight, pops.ordered, pops.block_ends
     checks, filters = PopChecks(settings, tables, in_flight), PopFilters(filtering)
-    memory = LogMemory(settings, store)
-    reading = PopReading(settings, store, tables, in_flight, ordered, block_ends, stats, memory, tiering)
+    reading = PopReading(settings, reads, tables, in_flight, ordered, block_ends, LogMemory(settings, store))
     yield PopHandler(settings, checks, filters, reading, pops.waiting, in_flight, scans)
     yield PeekHandler(settings, checks, store, topics, reading, scans)
     yield NotificationHandler(settings, checks, filters, store, topics, reading, pops, scans)

@@ -16,14 +16,11 @@ from rocketspark.broker.consumers.cold_reads import ColdReads
 from rocketspark.broker.consumers.consumer_offsets import is_of_before
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
 from rocketspark.broker.consumers.message_filters import TEXT_KEPT_MAX, PullFilter, PullSubscriptions, ToCompile
-from rocketspark.broker.operations.long_scans import LongScans
-from rocketspark.broker.parts import Tables
+from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.broker.storage.tier_reads import ColdMiss
-from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.model.route import MASTER_ID, PERM_READ
 from rocketspark.protocol import frames
@@ -34,7 +31,6 @@ from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import ClientCheck
 from rocketspark.protocol.message import sysflags
 from rocketspark.store.get_message import NOTHING_SO_FAR, GetMessageResult, GetStatus, SoFar
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import Parts, reply
@@ -90,30 +86,27 @@ class PullHandler:
     def __init__(
         self,
         settings: BrokerSettings,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
         long_polling: LongPolling,
-        stats: Stats,
-        long_scans: LongScans,
         beside: BackgroundThread,
         role: BrokerRole,
         cold_reads: ColdReads,
-        tiering: Tiering | None = None,
     ) -> None:
-        self._tiering = tiering
         self._settings = settings
-        self._store = store
+        self._store = reads.store
+        self._stats = reads.stats
+        self._long_scans = reads.long_scans
+        self._tiering = reads.tiering
         self._role = role
         self._cold_reads = cold_reads
-        memory = LogMemory(settings, store)
+        memory = LogMemory(settings, reads.store)
         self._is_far_behind, self._is_cold = memory.is_far_behind, memory.is_cold
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._long_polling = long_polling
-        self._stats = stats
-        self._long_scans = long_scans
         self._subscriptions = PullSubscriptions(settings, tables.clients, beside)
         self._filter_of, self._compiler = self._subscriptions.filter_of, self._subscriptions.compiler
         self._filter_turn = self._compiler.turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from rocketspark.broker.operations.long_scans import LongScans
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode

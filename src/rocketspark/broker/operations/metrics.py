@@ -12,19 +12,17 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.lite.attributes import bind_topic
 from rocketspark.broker.lite.lags import LiteLags
 from rocketspark.broker.operations.runtime_info import earliest_ms
-from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.parts import Messages, StoreReads, Tables
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.standing import ReplicationFigures
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
-from rocketspark.broker.statistics.stats import Stats, TrafficStats
+from rocketspark.broker.statistics.stats import TrafficStats
 from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
-from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.model.histogram import Histogram
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.namespace import SYSTEM_GROUPS
 from rocketspark.protocol.topic_attributes import FIFO, MESSAGE_TYPE
-from rocketspark.store.store import Store
 from rocketspark.transport.metrics.families import COUNTER, GAUGE, HISTOGRAM, Collected, Family, Row, histograms
 from rocketspark.transport.metrics.settings import ExportSettings
 
@@ -62,27 +60,25 @@ class Metrics:
     def __init__(
         self,
         settings: BrokerSettings,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
         messages: Messages,
-        stats: Stats,
         saves: SaveFailures,
         refused: Callable[[], dict[str, int]],
         replication: Callable[[], ReplicationFigures],
         access: AccessFigures,
         lite: LiteLags,
-        tiering: Tiering | None = None,
     ) -> None:
         self._lite = lite
-        self._tiering = tiering
+        self._tiering = reads.tiering
         self._settings = settings
-        self._store = store
+        self._store = reads.store
         self._topics = tables.topics
         self._groups = tables.groups
         self._clients = tables.clients
         self._offsets = tables.offsets
         self._transactions = messages.transactions
-        self._stats = stats
+        self._stats = reads.stats
         self._timers = messages.timers
         self._quarantine = messages.quarantine
         self._pops = messages.pops
@@ -91,7 +87,7 @@ class Metrics:
         self._replication = replication
         self._audit = access.audit
         self._passed = access.passed
-        self.sizes = MessageSizes(store)
+        self.sizes = MessageSizes(reads.store)
         self.times = RequestTimes()
         self._labels = ExportSettings.of(settings).labels() | {
             "cluster": settings.cluster_name,

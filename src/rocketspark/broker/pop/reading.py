@@ -17,11 +17,10 @@ import msgspec
 
 from rocketspark import machine
 from rocketspark.broker.consumers.message_filters import PopFilter
-from rocketspark.broker.parts import Tables
+from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.broker.storage.tier_reads import ColdMiss
 from rocketspark.broker.storage.tiering import Tiering
@@ -142,26 +141,24 @@ class PopReading:
     def __init__(
         self,
         settings: BrokerSettings,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
         pops: InFlightMessages,
         ordered: OrderedPops,
         block_ends: BlockEnds,
-        stats: Stats,
         memory: LogMemory,
-        tiering: Tiering | None = None,
     ) -> None:
-        self._tiering = tiering
         self._settings = settings
-        self._store = store
-        self._batch_topics = store.consume_queues.batch_topics
+        self._store = reads.store
+        self._stats = reads.stats
+        self._tiering = reads.tiering
+        self._batch_topics = reads.store.consume_queues.batch_topics
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._pops = pops
         self._ordered = ordered
         self._block_ends = block_ends
-        self._stats = stats
         self._memory = memory
 
     def read(self, h: PopHeader, wanted: PopFilter, address: str, now_ms: int, place: Round) -> Found:

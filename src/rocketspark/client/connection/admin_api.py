@@ -66,36 +66,25 @@ async def groups_of_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEO
 
 
 async def create_topic(
-    broker: Peer,
-    topic: str,
-    *,
-    read_queue_count: int,
-    write_queue_count: int,
-    perm: int = 6,
-    order: bool = False,
-    topic_sys_flag: int = 0,
-    attributes: str = "",
-    filter_type: str = "SINGLE_TAG",
-    timeout_ms: float = TIMEOUT_MS,
+    broker: Peer, config: bodies.TopicConfig, *, attributes: str = "", timeout_ms: float = TIMEOUT_MS
 ) -> None:
     """Create a topic on one broker, or replace all settings of one that exists there, except its attributes.
 
-    `perm`: 4 read + 2 write. `topic_sys_flag`: 1 the topic is a unit's, 2 units subscribe to it. `attributes`: the
-    changes to them, as "+name=value,-name".
+    `attributes`: the changes to them, as "+name=value,-name".
     """
     header = headers.CreateTopicHeader(
-        topic=topic,
-        read_queue_count=read_queue_count,
-        write_queue_count=write_queue_count,
-        perm=perm,
-        topic_sys_flag=topic_sys_flag,
-        order=order,
-        filter_type=filter_type,
+        topic=config.topic_name,
+        read_queue_count=config.read_queue_nums,
+        write_queue_count=config.write_queue_nums,
+        perm=config.perm,
+        topic_sys_flag=config.topic_sys_flag,
+        order=config.order,
+        filter_type=config.topic_filter_type,
         attributes=attributes,
         force=False,
     )
     reply = await broker.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_ms=timeout_ms)
-    reply.raise_for_code(f"create topic {topic!r}")
+    reply.raise_for_code(f"create topic {config.topic_name!r}")
 
 
 async def delete_topic(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> None:

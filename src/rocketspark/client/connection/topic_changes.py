@@ -106,18 +106,7 @@ async def put_topic(
         changed = known is None or config != known or not _has(known, change.attributes)
         try:
             if changed:
-                await admin_api.create_topic(
-                    peer,
-                    topic,
-                    read_queue_count=config.read_queue_nums,
-                    write_queue_count=config.write_queue_nums,
-                    perm=config.perm,
-                    order=config.order,
-                    topic_sys_flag=config.topic_sys_flag,
-                    attributes=change.attributes,
-                    filter_type=config.topic_filter_type,
-                    timeout_ms=timeout_ms,
-                )
+                await admin_api.create_topic(peer, config, attributes=change.attributes, timeout_ms=timeout_ms)
         except TransportError as e:
             return e
         return TopicPut(known is not None, changed, config.read_queue_nums)

@@ -149,9 +149,8 @@ class CommitTopic:
                 await self._make_on(await self.instance.broker(masters[queue.broker_name]), PERM_READ)
 
     async def _make_on(self, peer: Peer, perm: int) -> None:
-        await admin_api.create_topic(
-            peer, self.topic, read_queue_count=2, write_queue_count=2, perm=perm, timeout_ms=self._timeout_ms
-        )
+        config = bodies.TopicConfig(topic_name=self.topic, read_queue_nums=2, write_queue_nums=2, perm=perm)
+        await admin_api.create_topic(peer, config, timeout_ms=self._timeout_ms)
 
     async def _await_route(self, broker_name: str) -> None:
         """Wait until the NameServer has the route: brokers tell it at once, but not before they answer."""

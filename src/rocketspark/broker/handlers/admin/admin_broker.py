@@ -11,12 +11,12 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.cold_reads import ColdReads
 from rocketspark.broker.handlers.admin.admin_topics import check_new, merged_attributes
 from rocketspark.broker.operations.live_settings import LiveSettings
-from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
 from rocketspark.broker.operations.runtime_info import runtime_info
-from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.parts import Messages, StoreReads, Tables
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.stats import Stats, Window
+from rocketspark.broker.statistics.stats import Window
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
 from rocketspark.broker.topics import batch_topics, check_queue_type
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError, UsageError
 from rocketspark.model import MessageQueue
@@ -38,7 +38,6 @@ from rocketspark.protocol.headers.admin import (
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import QueueBody, SubscriptionBody
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -69,19 +68,19 @@ class AdminHandler:
         settings: BrokerSettings,
         live: LiveSettings,
         address: str,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
         messages: Messages,
-        stats: Stats,
         *,
         acts: BrokerActs,
-        long_scans: LongScans,
         cold_reads: ColdReads,
     ) -> None:
         self._settings = settings
         self._live = live
         self._address = address
-        self._store = store
+        self._store = reads.store
+        self._stats = reads.stats
+        self._long_scans = reads.long_scans
         self._topics = tables.topics
         self._groups = tables.groups
         self._clients = tables.clients
@@ -89,11 +88,9 @@ class AdminHandler:
         self._delays = messages.delays
         self._timers = messages.timers
         self._transactions = messages.transactions
-        self._stats = stats
         self._quarantine = messages.quarantine
         self._pops = messages.pops
         self._acts = acts
-        self._long_scans = long_scans
         self._cold_reads = cold_reads
 
     def routes(self, routes: Routes) -> None:

@@ -17,15 +17,13 @@ from rocketspark.broker.handlers.admin.admin_topics import merged_attributes
 from rocketspark.broker.handlers.consumer_manage import may_have_offset
 from rocketspark.broker.lite import attributes as lite_attributes
 from rocketspark.broker.lite.parts import LiteTopics
-from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
-from rocketspark.broker.parts import Tables
+from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms, sorted_json, steady_ms
+from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
@@ -55,7 +53,6 @@ from rocketspark.protocol.json.bodies import (
     TopicConfig,
 )
 from rocketspark.protocol.json.group_bodies import GroupNames
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -74,31 +71,28 @@ class GroupHandler:
         self,
         settings: BrokerSettings,
         address: str,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
         long_polling: LongPolling,
-        stats: Stats,
         pops: Pops,
         lite: LiteTopics,
         *,
-        long_scans: LongScans,
         beside: BackgroundThread,
-        tiering: Tiering | None = None,
     ) -> None:
         self._settings = settings
-        self._tiering = tiering
+        self._store = reads.store
+        self._stats = reads.stats
+        self._long_scans = reads.long_scans
+        self._tiering = reads.tiering
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         self._address = address
-        self._store = store
         self._topics = topics
         self._groups = groups
         self._clients = tables.clients
         self._offsets = offsets
         self._long_polling = long_polling
-        self._stats = stats
         self._pops = pops
         self._lite = lite
-        self._long_scans = long_scans
         self._group_pages = TablePages(lambda: groups.version, lambda: groups.table, beside)
         self._all_groups = SavedTable(lambda: groups.version, lambda: groups.table, groups.snapshot, beside)
         self._all_offsets = SavedTable(offsets.state, offsets.rows, offsets.reply_snapshot, beside)

@@ -11,11 +11,10 @@ from rocketspark.broker.background_thread import BackgroundThread
 from rocketspark.broker.declared_settings import QUEUES_MAX
 from rocketspark.broker.lite import attributes as lite_attributes
 from rocketspark.broker.lite.parts import LiteTopics
-from rocketspark.broker.operations.long_scans import QUEUES_IN_TURN, LongScans
-from rocketspark.broker.parts import Tables
+from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.pop.pops import Pops
-from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import sorted_json
+from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.broker.topics import check_queue_type, has_batch_queues
@@ -30,7 +29,6 @@ from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
 from rocketspark.protocol.topic_attributes import BATCH, KNOWN_TYPES, MESSAGE_TYPE, NORMAL, QUEUE_TYPE
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -51,27 +49,25 @@ class TopicHandler:
     def __init__(
         self,
         broker_name: str,
-        store: Store,
+        reads: StoreReads,
         tables: Tables,
-        stats: Stats,
         pops: Pops,
         lite: LiteTopics,
         *,
         settled: Callable[[], Awaitable[None]],
-        long_scans: LongScans,
         beside: BackgroundThread,
         page_rows: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._broker_name = broker_name
-        self._store = store
+        self._store = reads.store
+        self._traffic = reads.stats
+        self._long_scans = reads.long_scans
         self._topics = topics = tables.topics
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._settled = settled
-        self._traffic = stats
         self._pops = pops
         self._lite = lite
-        self._long_scans = long_scans
         self._all = SavedTable(
             lambda: (topics.version, topics.statics.version), lambda: topics.table, topics.with_mappings, beside
         )

@@ -11,10 +11,10 @@ from rocketspark.broker.handlers.lite.lite_subscription_ctl import LiteSharding,
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.lite.subscriptions import Subscriber
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import HasRoutes, Tables
 from rocketspark.broker.pop.requests import NO_REMARK
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.errors import ServerError
 from rocketspark.protocol import lite_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode

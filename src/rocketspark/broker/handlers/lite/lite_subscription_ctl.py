@@ -12,9 +12,9 @@ from rocketspark.broker.consumers.assignments import TopicQueues
 from rocketspark.broker.consumers.connected_clients import CLIENT_ID_LENGTH_MAX
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.subscriptions import LiteSubscriptions, illegal_state
-from rocketspark.broker.operations.long_scans import LongScans
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.errors import ServerError
 from rocketspark.model.allocation import bucket_of
 from rocketspark.model.text import shown
