@@ -23,7 +23,7 @@ from rocketspark.client.consumer.lifecycle import ConsumerLife, filter_of
 from rocketspark.client.consumer.listeners import Listeners, OrderedListeners, TaskListeners, ThreadListeners
 from rocketspark.client.consumer.offsets import LocalOffsets
 from rocketspark.client.consumer.pop.pop_calls import PopCalls
-from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading
+from rocketspark.client.consumer.pop.pop_reading import STRATEGIES, PopReading, PopReadingCalls
 from rocketspark.client.consumer.pop.popper import PopBatch, PopSettings, check_settings
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.client.consumer.queue_locks import QueueLocks
@@ -124,14 +124,16 @@ class AsyncPushConsumer(ConsumerLife):
                 msgspec.structs.replace(
                     check_settings(how.pop_settings or PopSettings()), from_first=how.consume_from == "first"
                 ),
+                PopReadingCalls(
+                    deliver=self._deliver_popped,
+                    give_up=self._returned.bury_popped,
+                    is_rejected=self._take_rejected,
+                    refused=refused,
+                ),
                 strategy=STRATEGIES[str(how.strategy)],
                 attempts_max=how.attempts_max_told,
                 subscriptions=self._rebalance.subscriptions,
                 rates=self._rebalance.rates,
-                deliver=self._deliver_popped,
-                give_up=self._returned.bury_popped,
-                is_rejected=self._take_rejected,
-                refused=refused,
             )
         self._trace_as(self.group, "CONSUME")
         self._listener: Callable[[Any], Any] | None = None

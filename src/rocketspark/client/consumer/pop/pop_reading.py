@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from rocketspark import machine
 from rocketspark.client.callbacks import Outcome, Tasks, end_all, trouble_log
 from rocketspark.client.connection import pop_api
@@ -30,29 +32,38 @@ END_S = 5.0
 STRATEGIES = {"average": "AVG", "average_by_circle": "AVG_BY_CIRCLE"}
 
 
+class PopReadingCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """What a popping half calls of its consumer.
+
+    `deliver(batch, messages)` gets what is popped. `give_up(message)` hands a message that failed too often, or that
+    `is_rejected` tells, to the dead letter queue. `refused` gets the errors that no retry mends.
+    """
+
+    deliver: Callable[[PopBatch, list[ReceivedMessage]], None]
+    give_up: Callable[[ReceivedMessage], Awaitable[None]]
+    is_rejected: Callable[[ReceivedMessage], bool]
+    refused: Callable[[RocketSparkError], None] | None
+
+
 class PopReading:
     """The queues that one push consumer pops, and the messages popped of them.
 
-    `subscriptions`: by topic, shared with the rebalance. `deliver` gets the messages that are popped.
-    `give_up(message)` hands a message that failed too often to the dead letter queue. `attempts_max`: how often that
-    is, None for the group's own number.
+    `subscriptions`: by topic, shared with the rebalance. `attempts_max`: how often a message may fail, None for the
+    group's own number.
     """
 
     def __init__(
         self,
         calls: PopCalls,
         how: PopSettings,
+        consumer: PopReadingCalls,
         *,
         strategy: str,
         attempts_max: int | None,
         subscriptions: dict[str, Subscription],
         rates: ConsumeStats,
-        deliver: Callable[[PopBatch, list[ReceivedMessage]], None],
-        give_up: Callable[[ReceivedMessage], Awaitable[None]],
-        is_rejected: Callable[[ReceivedMessage], bool] = lambda message: False,
-        refused: Callable[[RocketSparkError], None] | None = None,
     ) -> None:
-        self._refused = refused
+        self._consumer = consumer
         self._calls = calls
         self._instance = calls.instance
         self._group = calls.group
@@ -61,9 +72,6 @@ class PopReading:
         self._attempts_max = attempts_max
         self._subscriptions = subscriptions
         self._rates = rates
-        self._deliver = deliver
-        self._give_up = give_up
-        self._is_rejected = is_rejected
         self.poppers: dict[MessageQueue, Popper] = {}
         self._assigned: dict[str, list[MessageQueue]] = {}
         self._batches: set[PopBatch] = set()
@@ -134,7 +142,7 @@ class PopReading:
             deliver=self._popped,
             counts=self._rates.of(topic),
             batches=self._batches,
-            refused=self._refused,
+            refused=self._consumer.refused,
         )
         popper.paused = self._paused
         return popper
@@ -157,7 +165,7 @@ class PopReading:
             self._finishing.begin(self._bury(batch, message))
         good = [m for m in messages if m.body_error is None] if spoiled else messages
         if good:
-            self._deliver(batch, good)
+            self._consumer.deliver(batch, good)
 
     def finished(self, outcomes: list[Outcome]) -> list[Outcome]:
         """Acknowledge the popped messages that are done, and have those that failed come again after a delay.
@@ -175,7 +183,7 @@ class PopReading:
                 batch.counts.failed += len(messages)
                 batch.finish(messages)
                 for message in messages:
-                    end = self._bury if self._is_rejected(message) else self._fail
+                    end = self._bury if self._consumer.is_rejected(message) else self._fail
                     self._finishing.begin(end(batch, message))
         if acked:
             self._finishing.begin(self._ack(acked))
@@ -217,7 +225,7 @@ class PopReading:
 
     async def _bury(self, batch: PopBatch, message: ReceivedMessage) -> None:
         try:
-            await self._give_up(message)
+            await self._consumer.give_up(message)
             await self._calls.ack(batch.to_acknowledge([message]))
         except Exception as e:
             text = "group %s: message %s is not taken as a dead letter, it comes again: %s"
