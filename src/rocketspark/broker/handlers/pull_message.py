@@ -130,14 +130,8 @@ class PullHandler:
         reset_to = self._reset_to(peer, h, h.queue_offset)
         if reset_to is not None:
             return self._moved(request, reset_to, topic_sys_flag)
-        if (
-            h.sys_flag & sysflags.PULL_COMMIT_OFFSET
-            and h.commit_offset >= 0
-            and not is_of_before(self._store, h.group, h.topic, h.queue_id, h.commit_offset)
-            and not self._offsets.is_unheard(h.group, h.topic, h.queue_id, h.commit_offset)
-        ):
-            self._offsets.admit(h.group, h.topic, peer.address)
-            self._offsets.commit(h.group, h.topic, h.queue_id, h.commit_offset)
+        if h.sys_flag & sysflags.PULL_COMMIT_OFFSET and h.commit_offset >= 0:
+            self._commit(peer, h)
         if self._cold_reads.is_over(h.group) and self._is_cold(h.topic, h.queue_id, h.queue_offset):
             self._hold(peer, request, codes, accepts, topic_sys_flag, until_s=self._cold_reads.left_s)
             return None
@@ -166,6 +160,15 @@ class PullHandler:
             # From the log's pages right into the socket: a copy of a MiB in between costs as much as all the rest.
             return Parts(self._head(request, read, topic_sys_flag), read.records)
         return self._answer(request, read, topic_sys_flag)
+
+    def _commit(self, peer: Peer, h: PullHeader) -> None:
+        """Take the offset that a pull commits, but for one of a topic's earlier life."""
+        where = h.group, h.topic, h.queue_id
+        if not is_of_before(self._store, *where, h.commit_offset) and not self._offsets.is_unheard(
+            *where, h.commit_offset
+        ):
+            self._offsets.admit(h.group, h.topic, peer.address)
+            self._offsets.commit(*where, h.commit_offset)
 
     async def _compile_first(
         self, peer: Peer, request: Request[PullHeader], body: bytes, expression: str

@@ -192,18 +192,24 @@ class PopReading:
         if h.queue_id >= 0:
             self._read_queue(found, h, wanted, h.topic, h.queue_id)
         else:
-            queues = place.step(count, 0 if by_priority else chance)
-            if by_priority and not s.highest_priority_first:
-                queues = [count - 1 - queue_id for queue_id in queues]
-            self._read_queues(found, h, wanted, queues)
-            if place.is_cut:
-                self._cut(found, place)
+            self._read_next(found, h, wanted, count, None if by_priority else chance, place)
         if not retries_first and retries and found.count < h.count_max:
             self._read_retries(found, h, wanted, retries[0])
         if not found.count:
             # RocketMQ leaves the other form of retry topics for a later pop: nobody may come for long.
             for topic in retries[1:]:
                 self._read_retries(found, h, wanted, topic)
+
+    def _read_next(
+        self, found: Found, h: PopHeader, wanted: PopFilter, count: int, chance: int | None, place: Round
+    ) -> None:
+        """Take messages from the queues that come next: from one by chance on, or, without a chance, by priority."""
+        queues = place.step(count, chance or 0)
+        if chance is None and not self._settings.highest_priority_first:
+            queues = [count - 1 - queue_id for queue_id in queues]
+        self._read_queues(found, h, wanted, queues)
+        if place.is_cut:
+            self._cut(found, place)
 
     def _read_queues(self, found: Found, h: PopHeader, wanted: PopFilter, queues: Sequence[int]) -> None:
         for number, queue_id in enumerate(queues):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.model.text import shown
 
 if TYPE_CHECKING:
-    from rocketspark.admin.messages.dead_letters import DeadLetterCount, StoredLetter
+    from rocketspark.admin.messages.dead_letters import DeadLetterCount, Resent, StoredLetter
 
 app = typer.Typer(help="List, show and send again dead letters.", no_args_is_help=True)
 Group = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
@@ -113,6 +114,14 @@ def _row(x: StoredLetter, error_property: str) -> tuple[str, ...]:
     )
 
 
+def _print_resent(done: Sequence[Resent]) -> None:
+    if done:
+        rows = ((r.message_id, r.place, r.target, r.outcome, r.why) for r in done)
+        print_table(("id", "place", "to topic", "what became of it", "why"), rows)
+    counts = {name: sum(r.outcome == name for r in done) for name in ("sent", "would send", "already", "failed")}
+    print(", ".join(f"{n:,} {name}" for name, n in counts.items() if n) or "no letter is meant", file=sys.stderr)
+
+
 @app.command()
 def resend(
     group: Group,
@@ -167,10 +176,6 @@ def resend(
     if json:
         print_json({"group": group, "dry_run": dry_run, "letters": done})
     else:
-        if done:
-            rows = ((r.message_id, r.place, r.target, r.outcome, r.why) for r in done)
-            print_table(("id", "place", "to topic", "what became of it", "why"), rows)
-        counts = {name: sum(r.outcome == name for r in done) for name in ("sent", "would send", "already", "failed")}
-        print(", ".join(f"{n:,} {name}" for name, n in counts.items() if n) or "no letter is meant", file=sys.stderr)
+        _print_resent(done)
     if failed := failures(done):
         raise RocketSparkError(f"{len(failed):,} of {len(done):,} letters were not sent: {failed[0].why}")
