@@ -35,9 +35,12 @@ def note(path: str, *words: object) -> None:
 
 
 @app.task
-def done(path: str, number: int, work_s: float = 0) -> int:
+def done(path: str, number: int, work_s: float = 0, gate: str = "") -> int:
+    """Work for a time, and until the file `gate` is there."""
     note(path, "began", number, os.getpid())
     time.sleep(work_s)
+    while gate and not os.path.exists(gate):
+        time.sleep(0.01)
     note(path, "done", number, os.getpid())
     return number
 

@@ -79,7 +79,7 @@ def test_a_missing_slave_is_late_and_delays_only_who_waits(p: MixedPair) -> None
     until(lambda: p.link_count() == 0)
     begun_s = time.monotonic()
     assert put(p.master.broker, "Waits", b"two") == LATE
-    assert time.monotonic() - begun_s >= 1
+    assert time.monotonic() - begun_s >= 0.95
     assert put(p.master.broker, "Waits", b"three", properties=UNWAITED) == OK
     p.start_slave()
     until(lambda: p.link_count() == 1)

@@ -58,7 +58,7 @@ def test_whoever_waits_is_woken_when_the_messages_are_visible_again(tmp_path: Pa
             first = await popped(peer, **IN_ORDER, invisible_time_ms=500)
             (await ack(peer, first[0])).raise_for_code("ack")
             again = messages(await pop(peer, **IN_ORDER, **HOLD))
-            assert time.monotonic() - began >= 0.5
+            assert time.monotonic() - began >= 0.49  # Brokers count whole milliseconds.
             # From the first that was not acknowledged on, and told how often it came.
             assert [(m.body, m.count) for m in again] == [(b"1", 1), (b"2", 0)]
             waiting = asyncio.create_task(popped(peer, **IN_ORDER, **HOLD))

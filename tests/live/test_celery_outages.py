@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.clients.celery_workers import Stage
+from tests.support.patience import LIMIT_S
 
 from rocketspark.testing.process import ServerProcess, run_server_process
 
@@ -50,13 +51,22 @@ def test_a_worker_that_ends_gives_back_at_once_what_it_has_not_done(
 ) -> None:
     options = {"visibility_timeout": 3600}
     with closing(Stage(server.namesrv, tmp_path, how.name, broker_transport_options=options, **LATE)) as stage:
+        gate = tmp_path / "gate"
         with stage.worker("ends", concurrency=1) as worker:
             for number in range(8):
-                stage.send("done", str(stage.lines), number, 0.5)
+                stage.send("done", str(stage.lines), number, 0, str(gate) if number else "")
             stage.await_lines(lambda: len(stage.wrote("began")) == 2)
-            worker.stop(how)
+            if how == signal.SIGTERM:
+                # The task at work is still done, and no other begins.
+                worker.process.send_signal(how)
+                worker.await_log("Warm shutdown")
+                gate.touch()
+                worker.process.wait(LIMIT_S)
+            else:
+                worker.stop(how)
+        gate.touch()
         finished = stage.wrote("done")
-        assert len(finished) in ((2,) if how == signal.SIGTERM else (1,))
+        assert len(finished) == (2 if how == signal.SIGTERM else 1)
         with stage.worker("next", concurrency=4):
             assert sorted(stage.await_done(8)) == list(range(8))
             assert all(stage.wrote("done")[number] == 1 for number in finished)
