@@ -100,6 +100,23 @@ def test_server_prints_one_ready_line_and_stops_cleanly(processes: Processes, nu
 
 
 @pytest.mark.shows("server ready in a second, under 120 MB idle")
+@pytest.mark.shows("systemd is told when a server is ready, and when it stops (Type=notify)")
+@pytest.mark.parametrize("kind", ["file", "abstract"])
+def test_systemd_hears_when_a_server_is_ready_and_when_it_stops(
+    processes: Processes, tmp_path: Path, kind: str
+) -> None:
+    name = str(tmp_path / "notify") if kind == "file" else f"@{tmp_path}/notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(name.replace("@", "\0"))
+        told.settimeout(TIMEOUT_S)
+        process = processes.start("namesrv", "--port", "0", NOTIFY_SOCKET=name)
+        assert told.recv(100) == b"READY=1"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert told.recv(100) == b"STOPPING=1"
+    assert process.wait(TIMEOUT_S) == 0
+
+
 def test_server_loads_what_it_serves_with_alone_and_is_small_when_idle(processes: Processes) -> None:
     process = processes.start("server", *FREE_PORTS, "--store", "store", PYTHONPROFILEIMPORTTIME="1")
     assert ready_line(process).startswith("ready ")

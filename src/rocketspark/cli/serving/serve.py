@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -24,6 +25,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 GC_THRESHOLDS = (2_000, 10, 100)
 # A variable of the environment: the server ends once its standard input does, a pipe to the process that started it.
 END_WITH_STDIN = "ROCKETSPARK_END_WITH_STDIN"
+# Where a unit of systemd with Type=notify hears of its service (rule: sd_notify).
+NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
 Starter = Callable[[AsyncExitStack], Awaitable[str]]
 
@@ -69,10 +72,11 @@ def serve(start: Starter, *, log_level: str = "info") -> None:
 async def _serve(start: Starter) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    # Not for the processes that it starts: their input, and their state, is another one.
+    listening, ends_with_stdin = os.environ.pop(NOTIFY_SOCKET, ""), os.environ.pop(END_WITH_STDIN, "")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # Not for the processes that it starts: their input is another one.
-    if os.environ.pop(END_WITH_STDIN, ""):
+    if ends_with_stdin:
         stdin = sys.stdin.fileno()
 
         def end() -> None:
@@ -95,11 +99,22 @@ async def _serve(start: Starter) -> None:
             logging.getLogger("rocketspark").warning(
                 "%s; this line could not be written to stdout: %s", line, e or "stdout was closed"
             )
+        _tell_systemd(listening, b"READY=1")
         # A server leaves few cycles behind, and with 10,000 queues a full collection stops it for 50 ms.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
+        _tell_systemd(listening, b"STOPPING=1")
         logging.getLogger("rocketspark").info("stopping")
+
+
+def _tell_systemd(listening: str, state: bytes) -> None:
+    """Send a state to the socket at which systemd listens; nothing where it has none."""
+    if listening:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            # "@" begins a name that no file has.
+            told.connect(f"\0{listening[1:]}" if listening.startswith("@") else listening)
+            told.send(state)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
