@@ -122,6 +122,23 @@ def test_a_start_that_comes_to_nothing_loses_no_key(
     assert again.recovered.replayed == 1 + (count > 1)
 
 
+def test_keys_of_a_replay_that_was_broken_off_are_written_once(make_store: Any, send: Any, tmp_path: Path) -> None:
+    """A queue that turns out damaged has all read from the log anew; a start after a kill then finds every key."""
+    store = make_store()
+    for n in range(6):
+        send(store, "t", n % 2, b"%d" % n, keys=f"k{n}")
+    store.close()
+    with open(Path(store.settings.root) / "consumequeue" / "t" / "0" / ("0" * 20), "r+b") as file:
+        file.seek(2 * 20)
+        file.write(b"\xff" * 8)
+    again = make_store()
+    assert again.recovered.remade
+    shutil.copytree(again.settings.root, tmp_path / "killed")
+    last = make_store(tmp_path / "killed")
+    for n in range(6):
+        assert [record.decode(found).body for found in last.query("t", f"k{n}", 10, 0, 1 << 60)] == [b"%d" % n]
+
+
 def test_index_entries_that_a_start_puts_in_the_place_of_others_are_synced(
     make_store: Any, send: Any, files: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,7 +143,13 @@ class IndexService:
             return found
 
     def drop_from(self, position: int) -> None:
-        """Remove every entry at or after a physical offset, so that a replay of the log from there adds none twice."""
+        """Remove every entry at or after a physical offset, so that a replay of the log from there adds none twice.
+
+        Keys that wait to be written are of a replay that was broken off, and go too.
+        """
+        self.pending.clear()
+        self._ready.clear()
+        self.ready_count = 0
         while self._paths:
             last = self._file(self._paths[-1])
             last.drop_from(position)
