@@ -422,6 +422,9 @@ class BatchUnitRepair:
             gone = 0 <= position < log.min_position or log.is_damaged(position)
             if not gone:
                 found = log.record_at(position) if base >= queue.loaded_next else self._right_record(queue, index)
+            if gone and index + 1 < queue.bounds()[1] and base < (next_base := queue.unit_at(index + 1)[4]):
+                # No record says how many messages it had: not those of the next unit.
+                count = min(count, next_base - base)
             expected = base <= following < base + count and (gone or found is not None)
             if not expected and following < queue.loaded_next and self.mend(queue, index):
                 index = queue.index_of(following)

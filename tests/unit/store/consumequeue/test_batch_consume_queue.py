@@ -441,6 +441,24 @@ def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
     store.close()
 
 
+def test_a_record_that_is_gone_with_a_damaged_count_leads_past_no_other(store: Store, make_store: Any) -> None:
+    """Its unit tells 1,026 messages where it had 2: those of the next units are read all the same."""
+    places = [send_batch(store, texts) for texts in (["a", "b"], ["c", "d"], ["e"], ["f"])]
+    root = Path(store.settings.root)
+    store.close()
+    with open(root / "commitlog" / ("0" * 20), "r+b") as file:
+        file.seek(places[1][0])
+        file.write(bytes(100))
+    with open(root / "batchconsumequeue" / "b" / "0" / ("0" * 20), "r+b") as file:
+        file.seek(46 + 36)
+        file.write((1026).to_bytes(2, "big"))
+    again = make_store(**SMALL)
+    assert again.recovered.skipped == ((places[1][0], places[2][0]),)
+    read = again.read("b", 0, 2, 32, 1 << 20)
+    assert (read.status, read.next_offset) == (GetStatus.REMOVED, 4)
+    assert list(messages(again, "b", 4)) == [(4, b"e"), (5, b"f")]
+
+
 def test_what_came_before_a_topic_was_made_anew_is_in_its_batch_queues(make_store: Any) -> None:
     """A message that waited for the deleted topic made a simple queue, in which a whole batch had one offset."""
     store: Store = make_store(**SMALL)
