@@ -71,6 +71,37 @@ def test_expiry(make_store: Any, send: Any) -> None:
     assert store.queue_range("quiet", 0)[1] == 1
 
 
+@pytest.mark.parametrize("count", [2, 50, 51])
+@pytest.mark.parametrize("lost", ["queue", "newest file"])
+def test_a_queue_whose_files_are_lost_too_goes_on_at_its_offset(
+    count: int, lost: str, make_store: Any, send: Any
+) -> None:
+    """Its messages were removed before, so that what was noted of its end is all that is known."""
+    store = make_store()
+    for i in range(count):
+        send(store, "t", 0, b"old", now_ms=1000 + i)
+    for i in range(100):
+        send(store, "other", 0, b"x" * 400, now_ms=2000)
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+    while store.min_position < store.consume_queues.inventory.ends["t", 0].position:
+        send(store, "other", 0, b"x" * 400, now_ms=2001)
+        store.flush_log(), store.flush_queues()
+        expire(store, 3000)
+    folder = Path(store.settings.root) / "consumequeue" / "t" / "0"
+    store.close()
+    if lost == "queue":
+        shutil.rmtree(folder)
+    else:
+        max(folder.iterdir()).unlink()
+    for last in (count, count + 1):
+        store = make_store()
+        assert store.queue_range("t", 0) == (count, last)
+        assert send(store, "t", 0, b"new")[1] == last
+        read = store.read("t", 0, count, 32, 1 << 20)
+        assert [r.queue_offset for v in read.records for r in record.decode_all(v)] == list(range(count, last + 1))
+        store.close()
+
+
 @pytest.mark.shows("mended: silent loss while a broker removes old files: the store's half")
 @pytest.mark.parametrize("codes", [None, frozenset((7,)), frozenset(range(100, 140))])
 def test_oldest_offsets_rise_before_a_file_goes(codes: Any, make_store: Any, send: Any) -> None:

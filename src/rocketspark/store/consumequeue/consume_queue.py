@@ -33,8 +33,7 @@ UNITS_WITHOUT_FILE = 32
 # Of them there is memory for so many at first, as most light queues have few.
 UNITS_AT_FIRST = 4
 _NO_MAP = memoryview(bytearray())
-# Oldest units that are looked at for one that is right.
-_OLDEST_MAX = 1000
+_OLDEST_LOOKED_AT_MAX = 1000
 # Queues of RocketMQ whose units point to records of other topics.
 SHARED = b"%LMQ%"
 _IDENTITY = record_layout.only("queue_id", "queue_offset").unpack_from
@@ -159,9 +158,10 @@ class ConsumeQueue:
         if mapped_files.starts and (cut or self._anything_at(end)):
             mapped_files.cut(end)
         self._set_end(end)
-        self.next = max(self.next, noted.next)
-        self.loaded_next, self.proven = self.next, ()
         self.flushed = end
+        if self.next < noted.next:
+            self.go_on_at(noted.next)
+        self.loaded_next, self.proven = self.next, ()
         self.find_min(min_position)
         self._load_ext()
 
@@ -301,7 +301,7 @@ class ConsumeQueue:
 
     def begins_before(self, position: int) -> bool:
         """Tell whether the queue's oldest record, by the oldest right unit, begins before a physical offset."""
-        for offset in range(self.min, min(self.next, self.min + _OLDEST_MAX)):
+        for offset in range(self.min, min(self.next, self.min + _OLDEST_LOOKED_AT_MAX)):
             place = self.unit(offset)[0]
             if self._is_of(offset, place):
                 return place < position
@@ -471,6 +471,12 @@ class ConsumeQueue:
         self.flushed = self.flushing = self.start
         self.fill_to(offset)
         self.min = offset
+
+    def go_on_at(self, offset: int) -> None:
+        """Make `offset`, above 0, the next one: lost units before it become gaps, one at least, which tells the end."""
+        if not self.mapped_files.starts:
+            self.start_at(offset - 1)
+        self.fill_to(offset)
 
     def fill_to(self, offset: int) -> None:
         """Write gaps for the messages before `offset`, which have no records."""

@@ -361,9 +361,7 @@ class ConsumeQueueStore:
         for queue_id, offset in offsets.items() if self.can_have(name) and name not in self.batch_topics else ():
             queue = self.make(name, queue_id)
             if queue.next == 0 and not queue.mapped_files.starts:
-                # With one unit at least, by which the next start finds where the queue ends.
-                queue.start_at(offset - 1)
-                queue.fill_to(offset)
+                queue.go_on_at(offset)
                 queue.min = queue.counted = offset
 
     def begin_noted(self, log_end: int) -> None:
