@@ -359,8 +359,8 @@ TABLE: dict[str, Planted] = {
     "pops_begin_anywhere": Planted(
         "the most urgent is popped first",
         "broker/pop/reading.py",
-        "            queues = place.step(count, 0 if by_priority else chance)\n",
-        "            queues = place.step(count, chance)\n",
+        "        queues = place.step(count, chance or 0)\n",
+        "        queues = place.step(count, machine.randrange(100))\n",
         shape=URGENT,
     ),
     "a_store_does_not_wait_for_the_tier": Planted(

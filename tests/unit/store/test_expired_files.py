@@ -80,7 +80,7 @@ def test_a_queue_whose_files_are_lost_too_goes_on_at_its_offset(
     store = make_store()
     for i in range(count):
         send(store, "t", 0, b"old", now_ms=1000 + i)
-    for i in range(100):
+    for _ in range(100):
         send(store, "other", 0, b"x" * 400, now_ms=2000)
     store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
     while store.min_position < store.consume_queues.inventory.ends["t", 0].position:

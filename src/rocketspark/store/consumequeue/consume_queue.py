@@ -114,15 +114,13 @@ class ConsumeQueue:
         # The size of a record without body and properties, if its hosts are IPv4.
         self.fixed_bytes = record_layout.record_bytes(0, len(self.topic), 0)
         self.map = _NO_MAP
-        self.at = self.limit = self.reserved = self.start = 0
-        self.next = self.min = 0
+        self.at = self.limit = self.reserved = self.start = self.next = self.min = 0
         # Units of messages before this offset were not written since the start: see `UnitRepair`.
         self.loaded_next = 0
         # Those [begin, end) whose units were found right last, the newest first.
         self.proven: tuple[tuple[int, int], ...] = ()
-        self.flushed = 0
-        # What `flushed` becomes once the flush under way is over.
-        self.flushing = 0
+        # `flushing`: what `flushed` becomes once the flush under way is over.
+        self.flushed = self.flushing = 0
         self._early: bytearray | None = None
         # How many bytes have blocks in files that the units of a batch will reach.
         self._ahead: dict[int, int] = {}
