@@ -84,6 +84,11 @@ class BatchConsumeQueue(ConsumeQueue):
         last = end // BATCH_UNIT_BYTES - 1
         if last >= self._first():
             base, count = self._messages(last)
+            if last > self._first() and self.record_at(self.unit_at(last)[0]) is None:
+                # Damage, unless the log between the two had room for the messages that have no unit.
+                before, unit = self.unit_at(last - 1), self.unit_at(last)
+                behind = before[4] + before[5]
+                base = base if 0 <= base - behind <= unit[0] - before[0] else behind
             self.next = base + count
         else:
             self.next = 0

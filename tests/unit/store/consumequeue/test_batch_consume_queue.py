@@ -441,6 +441,28 @@ def test_a_batch_topic_made_again_stays_one_where_a_start_ends_its_deletion(
     store.close()
 
 
+def test_a_damaged_last_unit_of_a_removed_record_does_not_move_the_queues_end(
+    store: Store, make_store: Any, send: Any
+) -> None:
+    """It tells an offset that no log has room for: what is sent then would be taken for damage."""
+    for n in range(5):
+        send_batch(store, [f"{n}.{i}" for i in range(3)])
+    while store.min_position == 0:
+        send(store, "other", 0, bytes(1000), now_ms=NOW_MS + 1)
+        store.flush_log(), store.flush_queues()
+        expire(store, NOW_MS + 2)
+    store.close()
+    with open(Path(store.settings.root) / "batchconsumequeue" / "b" / "0" / ("0" * 20), "r+b") as file:
+        file.seek(4 * 46 + 28)
+        file.write(b"\x20")  # Of the first offset, 12: 2 to the power of 61 is added.
+    for last in (15, 17):
+        again = make_store(**SMALL)
+        assert again.queue_range("b", 0) == (15, last)
+        assert send_batch(again, ["new", "er"])[1] == last
+        assert [offset for offset, _ in messages(again, "b", 15)] == list(range(15, last + 2))
+        again.close()
+
+
 def test_a_record_that_is_gone_with_a_damaged_count_leads_past_no_other(store: Store, make_store: Any) -> None:
     """Its unit tells 1,026 messages where it had 2: those of the next units are read all the same."""
     places = [send_batch(store, texts) for texts in (["a", "b"], ["c", "d"], ["e"], ["f"])]
