@@ -52,6 +52,8 @@ class Call:
         self._address_of = address_of
         # Whose call it is, once that is known.
         self.user = ""
+        # Raises Refused if that user may not make the call any more; None where nobody checks.
+        self.check_again: Callable[[], Awaitable[None]] | None = None
 
     async def write(self, answer: Any) -> None:
         """Write to the stream of answers. Raises TimeoutError if the client does not read it."""

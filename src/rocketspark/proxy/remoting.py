@@ -148,22 +148,29 @@ class RemotingRelay:
         return self._serve(peer, request.opaque, received)
 
     async def _serve(self, peer: Peer, opaque: int, received: ReceivedRequest) -> bytes | None:
-        if self._access is not None:
-            check, fresh = self._access
-            await fresh(received.ext.get(request_signing.ACCESS_KEY))
-            refusal = check.refuses(received)
-            if refusal is not None:
-                return reply(opaque, refusal.code, remark=refusal.remark)
         try:
-            answer = await self._answer(peer, received)
+            refusal = await self._refuses(received)
+            answer = await self._answer(peer, received) if refusal is None else None
+            if answer is not None and received.code in _HELD:
+                # Its user may have lost the right to what came meanwhile.
+                refusal = await self._refuses(received)
         except RouteNotFound as e:
             return reply(opaque, ResponseCode.TOPIC_NOT_EXIST, remark=e.remark or str(e))
         except (Refused, NoBroker) as e:
             return reply(opaque, ResponseCode.SYSTEM_ERROR, remark=str(e))
+        if refusal is not None:
+            return reply(opaque, refusal.code, remark=refusal.remark)
         if answer is None or isinstance(answer, bytes):
             return answer and reply(opaque, body=answer)
         ext = request_signing.ext_texts(answer.ext) if answer.ext else None
         return reply(opaque, answer.code, ext, answer.body, remark=answer.remark)
+
+    async def _refuses(self, received: ReceivedRequest) -> Refusal | None:
+        if self._access is None:
+            return None
+        check, fresh = self._access
+        await fresh(received.ext.get(request_signing.ACCESS_KEY))
+        return check.refuses(received)
 
     async def _answer(self, peer: Peer, received: ReceivedRequest) -> Reply | bytes | None:
         if received.code == Code.GET_ROUTEINFO_BY_TOPIC:

@@ -208,7 +208,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         call = await self.enter(rpc, context, asked)
         _ = call.client_id
         check_size(rpc, asked.request)
-        await self._guard(call, asked.request)
+        if self.guards:
+            call.check_again = functools.partial(self._guard, call, asked.request)
+            await call.check_again()
         return call, asked.request
 
     async def _guard(self, call: Call, request: Any) -> None:

@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,7 +37,7 @@ from rocketspark.proxy.guard import UNREADABLE, Credentials, NotReadable, creden
 from rocketspark.proxy.producing.producer_groups import Orphans
 from rocketspark.proxy.producing.transactions import TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code
+from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code, FilterType
 from rocketspark.testing import Cluster, run_cluster
 from rocketspark.transport.tls import client_tls
 
@@ -205,6 +206,44 @@ def test_a_change_holds_within_the_refresh(locked_proxy: RunningProxy, locked: C
         operations.delete_user("late")
         assert becomes(Code.UNAUTHORIZED)
         client.close()
+
+
+def test_who_loses_a_right_while_a_receive_waits_gets_no_message(
+    locked_proxy: RunningProxy, locked: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy hears of it after the receive was let in; the message goes back, and comes to who may have it."""
+    assert locked_proxy.server.access is not None
+    tables = locked_proxy.server.access.tables
+    request = messages.ReceiveMessageRequest(
+        group=messages.Resource(name="waiters"),
+        message_queue=messages.MessageQueue(topic=messages.Resource(name="waited")),
+        filter_expression=messages.FilterExpression(type=int(FilterType.TAG), expression="*"),
+        batch_size=1,
+    )
+    request.invisible_duration.seconds = 600
+    request.long_polling_timeout.seconds = 20
+    held = locked_proxy.server.consuming.receives.held
+    with Admin(locked.namesrv, **locked.client_options) as operations:
+        operations.create_topic("waited", queue_count=1)
+        operations.create_user("leaver", "leaver-secret")
+        operations.create_acl("leaver", ["Topic:waited", "Group:waiters"], ["Sub"])
+        client, other = as_user(locked_proxy, "leaver", "leaver-secret"), as_user(locked_proxy, "most")
+        wait_until(lambda: status_of(client, "QueryRoute", route_of("waited")).code == Code.OK)
+        monkeypatch.setattr(tables, "_refresh_s", 3600)
+        operations.delete_acl("leaver")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(status_of, client, "ReceiveMessage", request)
+            wait_until(lambda: any(shares.total for shares in held.values()))
+            monkeypatch.undo()
+            wait_until(lambda: status_of(other, "QueryRoute", route_of("waited")) and "leaver" not in tables.acls)
+            with Producer(locked.namesrv, **locked.client_options) as producer:
+                producer.send("waited", b"secret")
+            status = waiting.result(LIMIT_S)
+        assert (status.code, "no matched policies" in status.message) == (Code.UNAUTHORIZED, True)
+        operations.create_acl("most", ["Group:waiters"], ["Sub"])
+        wait_until(lambda: status_of(other, "ReceiveMessage", request).code == Code.OK)
+    for each in (client, other):
+        each.close()
 
 
 def on_record(locked_proxy: RunningProxy) -> list[dict[str, Any]]:

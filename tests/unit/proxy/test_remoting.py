@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from tests.unit.proxy.consuming.test_consuming import wait_until
 from rocketspark.admin.operations import Admin
 from rocketspark.protocol import request_signing
 from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.proxy.remoting import Behind, RemotingRelay
 from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.connections import dial
+from rocketspark.transport.processor_table import ReceivedRequest, Refusal
 from rocketspark.transport.request_frames import Reply
 
 pytestmark = pytest.mark.shows("remoting: a connection to each broker for each client, which counts as its client's")
@@ -77,3 +80,33 @@ def test_a_request_that_wants_no_answer_reaches_the_broker(cluster: Cluster, pro
         peer.close()
 
     asyncio.run(main())
+
+
+class LosesHisRight:
+    """A check that lets a request in, and refuses it when it is asked again."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def refuses(self, received: ReceivedRequest) -> Refusal | None:
+        self.asked += 1
+        return None if self.asked == 1 else Refusal(int(ResponseCode.NO_PERMISSION), "no matched policies")
+
+
+@pytest.mark.parametrize(("code", "asked"), [(RequestCode.PULL_MESSAGE, 2), (RequestCode.GET_MAX_OFFSET, 1)])
+def test_who_loses_a_right_while_his_pull_waits_gets_no_message(
+    code: RequestCode, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fresh(user: str | None) -> None:
+        """There is nothing to fetch."""
+
+    async def answer(peer: Any, received: ReceivedRequest) -> Reply:
+        return Reply(0, "FOUND", b"", b"secret", "")
+
+    check: Any = LosesHisRight()
+    relay = RemotingRelay(Behind(cast(Any, None), None, None), lambda peer: "", (check, fresh))
+    monkeypatch.setattr(relay, "_answer", answer)
+    received = ReceivedRequest(None, int(code), 0, 0, "PYTHON", {}, b"")
+    found = asyncio.run(relay._serve(cast(Any, None), 7, received))
+    assert found is not None
+    assert (check.asked, b"secret" in found, b"no matched policies" in found) == (asked, asked == 1, asked == 2)

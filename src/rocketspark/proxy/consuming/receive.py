@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -244,10 +244,20 @@ class Receives:
     async def _serve(self, call: Call, wanted: Wanted) -> None:
         try:
             found = await self._pop(wanted)
+            if call.check_again is not None:
+                await self._check_again(call.check_again, wanted, found)
         except Exception as e:
             await _refuse(call, e)
         else:
             await self._deliver(call, wanted, found)
+
+    async def _check_again(self, check: Callable[[], Awaitable[None]], wanted: Wanted, found: list[Popped]) -> None:
+        """Give messages back that came while their user lost the right to them, and raise what refuses him."""
+        try:
+            await check()
+        except BaseException:
+            self._give_back(wanted, found)
+            raise
 
     # -- what is asked -------------------------------------------------------------------------------------------
 
