@@ -77,6 +77,14 @@ def test_a_broker_that_does_not_answer_is_told(cluster: Cluster, monkeypatch: py
     assert "127.0.0.1:1" in rows[2]["error"]
     assert rows[2]["version"] == ""
     assert "broker-z" in run(cluster, "cluster", "show")
+    # Where none answers, a script hears of it.
+    with monkeypatch.context() as all_gone:
+
+        async def alone(self: AsyncAdmin) -> list[BrokerState]:
+            return [BrokerState("DefaultCluster", "broker-z", 0, "127.0.0.1:1")]
+
+        all_gone.setattr(AsyncAdmin, "cluster_info", alone)
+        assert "no broker answered" in run(cluster, "cluster", "show", code=1)
     # Rates and lags are those of the others.
     assert answer(cluster, "cluster", "top")["groups"][0]["group"] == "billing"
 

@@ -132,7 +132,7 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str], *, dead
                 # Brokers before 5.0 make these topics without the permission to read.
                 raise ConfigError(
                     f"topic {full} cannot be read, so dead letters cannot be counted: give it permission 6"
-                    " (mqadmin updateTopicPerm -p 6), or leave them out with --ignore dead"
+                    f" (`rocketspark topic update {full} --perm both`), or leave them out with --ignore dead"
                 )
     for name, text in closed_topics(where, [*topics, *dead]).items():
         if name not in dead:

@@ -230,7 +230,7 @@ def find(where: Connection, groups: Sequence[str], progress: Progress | None = N
             queues = operations.show_topic(known[topic]).queues
             if not queues:
                 # Brokers before 5.0 make these topics without the permission to read.
-                text = f"topic {topic} cannot be read: give it permission 6 (mqadmin updateTopicPerm -p 6)"
+                text = f"topic {topic} cannot be read: give it permission 6 (`rocketspark topic update {topic} --perm both`)"
                 if groups:
                     raise ConfigError(text)
                 progress.say(text)

@@ -37,17 +37,27 @@ Cluster = Annotated[str | None, typer.Option("-c", "--cluster", help="Only this 
 def show(cluster: Cluster = None, watch: Watch = None, at: ClusterAccess = HERE, json: Json = False) -> None:
     """Print all brokers: roles, versions, rates, disks, and under a controller epochs and who is in sync.
 
+    Exit code 1 if no broker answered.
+
     Example: `rocketspark cluster show --watch 2`
     """
+    from rocketspark.errors import RocketSparkError
+
+    errors: list[str] = []
 
     async def ask(operations: AsyncAdmin) -> tuple[list[BrokerFigures], dict[str, ReplicaSet]]:
         states, sets = await asyncio.gather(operations.broker_states(cluster), operations.replica_sets())
+        errors[:] = [state.error for state in states if state.error]
+        if len(errors) < len(states):
+            errors.clear()
         return states, sets
 
     def told(found: tuple[list[BrokerFigures], dict[str, ReplicaSet]]) -> list[dict[str, Any]]:
         return [_fields(state, found[1].get(state.broker_name)) for state in found[0]]
 
     run_watched(at, watch, ask, json=json, told=told, drawn=lambda found: _brokers(told(found)))
+    if errors:
+        raise RocketSparkError(f"no broker answered: {errors[0]}")
 
 
 def _fields(state: BrokerFigures, replicas: ReplicaSet | None) -> dict[str, Any]:
