@@ -230,7 +230,8 @@ def find(where: Connection, groups: Sequence[str], progress: Progress | None = N
             queues = operations.show_topic(known[topic]).queues
             if not queues:
                 # Brokers before 5.0 make these topics without the permission to read.
-                text = f"topic {topic} cannot be read: give it permission 6 (`rocketspark topic update {topic} --perm both`)"
+                mend = f"give it permission 6 (`rocketspark topic update {topic} --perm both`)"
+                text = f"topic {topic} cannot be read: {mend}"
                 if groups:
                     raise ConfigError(text)
                 progress.say(text)
