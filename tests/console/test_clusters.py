@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.shows("console: each page in a browser on empty, broken, locked and large clusters; axe-core; narrow"),
 ]
 PATHS = [path for _, path in NAVIGATION]
+SCHEMES: tuple[Literal["dark", "light"], ...] = ("dark", "light")
 
 
 def looks_right(page: Page) -> None:
@@ -40,6 +42,16 @@ def test_an_empty_cluster(page: Page) -> None:
             page.emulate_media(color_scheme="dark")
             assert serious_faults(page) == []
             page.emulate_media(color_scheme="light")
+            looks_right(page)
+
+
+def test_a_page_that_still_asks_can_be_read(page: Page) -> None:
+    with run_cluster() as cluster, console(cluster.namesrv, requests_per_second=200) as home:
+        page.route("**/waiting/*", lambda route: None)
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            page.goto(f"{home}/waiting")
+            expect(page.locator(".htmx-request .empty").first).to_have_text("Asking …")
             looks_right(page)
 
 
