@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store import Store
 from rocketspark.store.files.system_calls import PAGE, OsFiles
@@ -96,6 +98,41 @@ def test_what_a_killed_process_left_in_memory_is_synced_before_it_counts(tmp_pat
     assert [len(timers_left.positions(NOW_MS + 5000 * n)) for n in (1, 2, 3)] == [34, 33, 33]
     store.close()
     left.close()
+
+
+@pytest.mark.parametrize("what", ["timerlog", "timerwheel"])
+@pytest.mark.shows("timers: after a flush that failed no progress is noted; the next start reads on from the last one")
+def test_timers_whose_flush_failed_are_read_again_after_a_power_cut(tmp_path: Path, what: str) -> None:
+    class Failing(Disk):
+        left, failed = 0, False
+
+        def sync_map(self, mapped: Any, at: int, end: int) -> None:
+            if self.left and what in self.maps[id(mapped)][1]:
+                self.left -= 1
+                # As Linux does it: told once, and these pages count as written from then on.
+                raise OSError(errno.EIO, "Input/output error")
+            if what not in self.maps[id(mapped)][1] or not self.failed:
+                super().sync_map(mapped, at, end)
+
+    def opened(root: Path, files: OsFiles) -> TimerFiles:
+        timers = TimerFiles(str(root), log_file_bytes=104_000, files=files)
+        timers.open()
+        return timers
+
+    disk, root = Failing(), tmp_path / "s"
+    (root / "config").mkdir(parents=True)
+    timers = opened(root, disk)
+    timers.add(NOW_MS, NOW_MS + 5000, 0, 100, 1)
+    timers.flush(TimerCheckpoint(NOW_MS, timers.log.end, 1, 1))
+    timers.add(NOW_MS, NOW_MS + 9000, 100, 100, 1)
+    disk.left, disk.failed = 1, True
+    for _ in range(2):
+        with pytest.raises(StoreUnwritable):
+            timers.flush(TimerCheckpoint(NOW_MS, timers.log.end, 2, 2))
+    left = opened(disk.cut_power(root, tmp_path / "left"), OsFiles())
+    # The queue is read again from the second one on.
+    assert left.checkpoint.queue_offset == 1
+    assert len(left.positions(NOW_MS + 5000)) == 1
 
 
 def test_of_folders_that_a_store_makes_the_names_are_on_the_disk(tmp_path: Path, small: Any) -> None:

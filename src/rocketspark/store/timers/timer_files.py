@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.errors import ProtocolError
+from rocketspark.errors import ProtocolError, StoreError, StoreUnwritable
 from rocketspark.store.files.system_calls import OsFiles, failure
 from rocketspark.store.timers.timer_log import DELETE, NORMAL, ROLL, UNIT_BYTES, TimerLog, TimerLogUnit
 from rocketspark.store.timers.timer_wheel import GRIDS_MS, SLOT_COUNT, TimerWheel, TimerWheelSlot, grid_of, moved
@@ -128,6 +128,7 @@ class TimerFiles:
         self._remade = f"{root}/timerremade"
         # True while remade files count and are not opened yet: those that are open here are no more.
         self._unopened = False
+        self._failed: StoreError | None = None
         self.wheel = TimerWheel(f"{root}/timerwheel", precision_ms, self._files)
         self.log = TimerLog(f"{root}/timerlog", log_file_bytes, self._files)
         self._checkpoint_path = f"{root}/config/timercheck"
@@ -281,6 +282,7 @@ class TimerFiles:
         self.close()
         self.wheel, self.log, self.checkpoint = opened.wheel, opened.log, opened.checkpoint
         self.used, self.misfit, self._unopened = opened.used, opened.misfit, False
+        self._failed = None
 
     def _same_in(self, root: str) -> TimerFiles:
         return TimerFiles(
@@ -497,11 +499,24 @@ class TimerFiles:
                 self.wheel.put(time_ms, TimerWheelSlot(-1, -1, 0))
 
     def flush(self, checkpoint: TimerCheckpoint) -> None:
-        """Put everything on the disk and then the checkpoint. May run beside `add`. Raises StoreError."""
+        """Put everything on the disk and then the checkpoint. May run beside `add`. Raises StoreError; after a flush
+        that failed always, as what the disk has is not known then: the next start reads on from the checkpoint before.
+        """
         if not self.used or self._unopened:
             return
-        self.log.flush()
-        self.wheel.flush()
+        if self._failed is not None:
+            raise StoreUnwritable(
+                f"the timers' progress is not noted, as a flush failed before ({self._failed}): mend the disk, then"
+                " start again"
+            ) from self._failed
+        try:
+            self.log.flush()
+            self.wheel.flush()
+        except StoreError as e:
+            # Without a descriptor no file was opened, and nothing is lost.
+            if not e.retriable:
+                self._failed = e
+            raise
         self.save_checkpoint(checkpoint)
 
     def saved_checkpoint(self) -> TimerCheckpoint:
