@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -227,12 +229,12 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 class Failing(OsFiles):
     """A disk whose next flush of a compaction log fails."""
 
-    left = 0
+    left, errno = 0, errno.EIO
 
     def sync_file(self, path: str) -> None:
         if "/compaction/" in path and self.left > 0:
             self.left -= 1
-            raise OSError(5, "Input/output error", path)
+            raise OSError(self.errno, os.strerror(self.errno), path)
         super().sync_file(path)
 
 
@@ -245,6 +247,35 @@ def test_after_a_failed_flush_none_counts_as_done(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(StoreUnwritable):
             store.compaction.flush()
+    store.abandon()
+
+
+@pytest.mark.shows("compaction: a flush for which no descriptor was free is made good by the next one")
+def test_a_flush_without_a_free_descriptor_is_made_good(tmp_path: Path) -> None:
+    files = Failing()
+    store = opened(tmp_path, files)
+    send(store, TOPIC, 0, b"x", keys="k")
+    copy(store)
+    files.left, files.errno = 1, errno.EMFILE
+    with pytest.raises(StoreUnwritable, match="too many open files") as told:
+        store.flush_queues()
+    assert told.value.retriable
+    store.flush_queues()
+    assert CompactionCopies(store).uncopied_from(TOPIC, 0) == store.written_position
+    store.close()
+
+
+def test_no_flush_is_promised_to_be_tried_again_after_one_that_found_no_room(tmp_path: Path) -> None:
+    files = Failing()
+    store = opened(tmp_path, files)
+    send(store, TOPIC, 0, b"x", keys="k")
+    copy(store)
+    files.left, files.errno = 1, errno.ENOSPC
+    with pytest.raises(StoreFull):
+        store.flush_queues()
+    with pytest.raises(StoreUnwritable, match=r"failed before .*start again") as told:
+        store.flush_queues()
+    assert not told.value.retriable
     store.abandon()
 
 

@@ -13,11 +13,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rocketspark.errors import RecordError
+from rocketspark.errors import RecordError, StoreUnwritable
 from rocketspark.protocol.message import record, record_layout
 from rocketspark.store.commitlog.dispatch import dispatch_request
 from rocketspark.store.consumequeue.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES
-from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, remove_file
+from rocketspark.store.files.system_calls import NO_DESCRIPTOR, OsFiles, failure, make_folder, remove_file
 
 _POSITION = struct.Struct(">q")
 _POSITION_AT = record_layout.AT["position"]
@@ -245,10 +245,14 @@ class Segment:
             raise failure(e, "write", path, len(content)) from e
 
     def flush(self) -> None:
-        """Put both files on the disk, if they have something new. May run beside `append`. Raises OSError."""
+        """Put both files on the disk, if they have something new. May run beside `append`. Raises OSError, and
+        StoreUnwritable after a flush that failed: what the disk has is not known then, even if a later one works.
+        """
         if self._failed is not None:
-            # What the disk has is not known then, even if a later flush works.
-            raise self._failed
+            raise StoreUnwritable(
+                f"cannot flush {self.log_path}, as that failed before ({self._failed.strerror}): mend the disk, then"
+                " start again"
+            ) from self._failed
         count = self.count
         if self._flushed == count:
             return
@@ -259,7 +263,9 @@ class Segment:
         except FileNotFoundError:
             raise  # The topic was deleted, or it is compacted, meanwhile.
         except OSError as e:
-            self._failed = e
+            # Without a descriptor no file was opened, and nothing is lost.
+            if e.errno not in NO_DESCRIPTOR:
+                self._failed = e
             raise
         self._flushed = count
 

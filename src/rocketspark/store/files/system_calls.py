@@ -36,7 +36,7 @@ _FEW_FILES = 128
 # Of a thread: one by one they cost as much again.
 _PATHS_IN_TURN = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
 
@@ -82,7 +82,7 @@ def failure(error: OSError, doing: str, path: str | Path, needed_bytes: int = 0)
             needed_bytes=needed_bytes,
             free_bytes=free,
         )
-    if error.errno in _NO_DESCRIPTOR:
+    if error.errno in NO_DESCRIPTOR:
         return StoreUnwritable(
             f"cannot {doing} {path}: too many open files; raise the limit (ulimit -n) or let fewer connect",
             retriable=True,
@@ -384,7 +384,7 @@ def _each(act: Callable[[str], None], paths: Iterable[str]) -> None:
                 # The process may have no more threads.
                 some(part)
     if failed:
-        raise next((e for e in failed if getattr(e, "errno", 0) not in _NO_DESCRIPTOR), failed[0])
+        raise next((e for e in failed if getattr(e, "errno", 0) not in NO_DESCRIPTOR), failed[0])
 
 
 def deepest_first(directory: str) -> Iterator[str]:
