@@ -87,6 +87,21 @@ def test_clients_of_a_shared_group_get_each_message_once(link: Link) -> None:
     assert sorted(rows) == sorted(names)
 
 
+def test_events_go_to_the_clients_that_poll(link: Link) -> None:
+    """One whose process has ended is subscribed for a while: its messages do not wait until it counts as gone."""
+    assert link.group("lively", bind_topic=TOPIC) == 0
+    names = [f"l{number}" for number in range(20)]
+    for client in ("ended", "polls"):
+        assert link.change("PARTIAL_ADD", names, client, "lively", **FROM_THE_FIRST) == [0, None]
+    assert link.pop("polls", "lively").rows == []
+    for name in names:
+        assert link.send(name.encode(), name)["code"] == 0
+    found = [link.pop("polls", "lively")]
+    while found[-1].rows:
+        found.append(link.pop("polls", "lively"))
+    assert sorted(row[1] for each in found for row in each.rows) == sorted(names)
+
+
 def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> None:
     assert link.create("boards", "+message.type=LITE") == 0
     assert link.group("everything", bind_topic="boards", sub_wildcard="true") == 0

@@ -97,7 +97,7 @@ async def failover(world: World, *, hard: bool = False, controllers: int = 1) ->
     world.record("settled", after=round(world.now_s - mended_s, 3))
     for process in running:
         await process.wait()
-    await cluster.wait_in_sync(replicas, SETTLE_S)
+    await cluster.wait_in_sync(replicas, SETTLE_S, shown=True)
     there = await reader.run(lambda node: read_all(cluster))
     check(sent, tried, read, there)
     await asyncio.sleep(1)

@@ -182,6 +182,11 @@ class Cluster:
         found = await self._known()
         return 0 if found is None or found.master is None else len(found.in_sync)
 
+    def _shows_all(self, *, slaves: bool = False) -> bool:
+        servers = [process.server for node in self.brokers for process in node.processes if process.server is not None]
+        shown = [s.store.confirmed_position >= s.store.written_position for s in servers if slaves or s.role.is_master]
+        return all(shown) and bool(shown)
+
     def known_set(self) -> Any:
         """Return what the controllers' disks say of the replicas, None if nothing; controllers may be down."""
         assert self.council is not None
@@ -222,10 +227,14 @@ class Cluster:
         finally:
             await client.close()
 
-    async def wait_in_sync(self, count: int, limit_s: float = 120.0) -> None:
-        """Wait until so many replicas are in sync with an elected master."""
+    async def wait_in_sync(self, count: int, limit_s: float = 120.0, *, shown: bool = False) -> None:
+        """Wait until so many replicas are in sync with an elected master, and it shows all that it has.
+
+        One that has just begun shows no more than it knows to be confirmed until the others have told what they hold.
+        `shown`: the slaves show all, too, which they hear of with the next message, or some seconds later.
+        """
         end_s = self.world.now_s + limit_s
-        while await self.in_sync() < count:
+        while await self.in_sync() < count or not self._shows_all(slaves=shown):
             if self.world.now_s > end_s:
                 raise TimeoutError(f"no {count} replicas in sync within {limit_s:.0f} s")
             await asyncio.sleep(0.2)

@@ -78,10 +78,10 @@ async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, An
     is_over = True
     for process in running:
         await process.wait()
-    # Whoever just came in sync may not have told yet that it has the last messages: they are shown once it did.
-    await asyncio.sleep(1)
     if cluster.council is not None:
-        await cluster.wait_in_sync(count, SETTLE_S)
+        await cluster.wait_in_sync(count, SETTLE_S, shown=True)
+    else:
+        await asyncio.sleep(1)
     there = await world.node("reader").run(lambda node: read_all(cluster))
     check(sent, tried, {}, there)
     if cluster.council is not None:

@@ -35,20 +35,22 @@ QUEUES_OF_POP = 4096
 
 class ClientEvents:
     """The events of one client that wait, each once. `popped_ms`: the last pop, by the clock that never goes back;
-    `accessed_ms`: the same by the clock on the wall.
+    `accessed_ms`: the same by the clock on the wall; `polls`: it has popped since it was known.
     """
 
-    __slots__ = ("_room", "accessed_ms", "group", "names", "popped_ms")
+    __slots__ = ("_room", "accessed_ms", "group", "names", "polls", "popped_ms")
 
     def __init__(self, group: str, room: int) -> None:
         self.group = group
         self._room = room
         self.names: dict[str, None] = {}
         self.asked()
+        self.polls = False
 
     def asked(self) -> None:
         """Note that the client polls."""
         self.popped_ms, self.accessed_ms = steady_ms(), now_ms()
+        self.polls = True
 
     def offer(self, queue: str) -> bool:
         """Add an event; False if there is no room."""
@@ -118,7 +120,6 @@ class LiteEvents:
                     yield queue
 
     def _in_turn(self, subscription: Subscription) -> Iterator[str]:
-        self._events(*subscription.subscriber).asked()
         # Of use once there are events again.
         self._later(subscription.subscriber, 0)
         queues = subscription.queues
@@ -167,6 +168,8 @@ class LiteEvents:
             if client_id == avoid or self._is_avoided(client_id):
                 if client_id == avoid or not has_wildcard:
                     spare.append(client_id)
+            elif len(members) > 1 and not self._polls(client_id):
+                spare.append(client_id)  # Its process may have ended.
             elif self._offer(queue, client_id, group, again=not has_wildcard):
                 return True
         for client_id in spare:
@@ -178,6 +181,14 @@ class LiteEvents:
 
     def _is_avoided(self, client_id: str) -> bool:
         return bool(self._avoided) and steady_ms() < self._avoided.get(client_id, 0)
+
+    def _polls(self, client_id: str) -> bool:
+        events = self.clients.get(client_id)
+        return events is not None and events.polls
+
+    def polled(self, subscriber: Subscriber) -> None:
+        """Note that a client polls."""
+        self._events(*subscriber).asked()
 
     def _offer(self, queue: str, client_id: str, group: str, *, again: bool) -> bool:
         events = self._events(client_id, group)

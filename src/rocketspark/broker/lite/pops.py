@@ -70,16 +70,15 @@ class LitePops:
         taken, subscription = Taken(now_ms()), self._subscriptions.clients.get(h.client_id)
         if subscription is None or (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
             return taken
-        events = self._events.clients.get(h.client_id)
-        if events is not None:
-            events.asked()
+        self._events.polled(subscription.subscriber)
+        events = self._events.clients[h.client_id]
         looked_at = 0
         for queue in self._events.taken(subscription):
             self._take_of(taken, h, queue)
             looked_at += 1
             if taken.count >= h.count_max or taken.bytes >= self._settings.pull_bytes_max:
                 break
-        if looked_at and events is not None and not events.names:
+        if looked_at and not events.names:
             self._events.emptied(h.client_id, h.group)
         if taken.count:
             took_ms = (machine.time() * 1000) - taken.pop_time_ms
