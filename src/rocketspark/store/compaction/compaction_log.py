@@ -93,13 +93,16 @@ class CompactionLog:
         except OSError as e:
             raise failure(e, "open", self._places.log) from e
         kept: list[Segment] = []
-        for segment in found:
-            # All but the last two were flushed before the next was made.
-            whole = segment.load(check=crashed and segment in found[-2:])
+        # All but the last two were flushed before the next was made.
+        whole = [
+            segment.load(check=crashed and segment in found[-2:], closed=segment is not found[-1]) for segment in found
+        ]
+        for index, segment in enumerate(found):
             kept.append(segment)
-            if not whole:
+            if not whole[index]:
                 _log.warning("%s was damaged: %d messages of it are there", segment.log_path, segment.count)
-                if segment.last_offset + 1 >= oldest:
+                following = next((each.unit(0).offset for each in found[index + 1 :] if each.count), None)
+                if following is None or following > oldest:
                     break
         for segment in found[len(kept) :]:
             segment.remove()
@@ -214,23 +217,25 @@ class CompactionLog:
         those that are there, are passed over. False, and nothing done, while segments are exchanged, or after `end`.
         Raises StoreFull, StoreUnwritable.
         """
-        # After a failure some of them may be there already.
-        first = max(self.next, self.segments[-1].last_offset + 1 if self.segments else 0)
-        wanted = [stored for stored in records if unit_of(stored, 0).offset >= first and key_of(stored)]
+        wanted = [stored for stored in records if unit_of(stored, 0).offset >= self.next and key_of(stored)]
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self._ended:
                 return False
-            self.segments = self._appended(self._places, self.segments, wanted)
+            for made in self._appended(self._places, self.segments, wanted):
+                self.segments = made
         finally:
+            # What was written before a failure counts: it may be the reason why files of the commit log go.
+            self.next = max([self.next, *(segment.last_offset + 1 for segment in self.segments[-2:])])
             self._lock.release()
         self.next = max(self.next, following)
         return True
 
     def _appended(
         self, places: Places, segments: tuple[Segment, ...], records: Sequence[memoryview]
-    ) -> tuple[Segment, ...]:
+    ) -> Iterator[tuple[Segment, ...]]:
+        """Write records behind those that are there; yields the row of segments each time that it has another one."""
         at = 0
         while at < len(records):
             last = segments[-1] if segments else None
@@ -247,7 +252,7 @@ class CompactionLog:
                 at += 1
             else:
                 segments = self._with_another(places, segments)
-        return segments
+                yield segments
 
     def _with_another(self, places: Places, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         base = 0
@@ -385,12 +390,14 @@ class CompactionLog:
                     size += unit.size
                 if size > _PIECE_BYTES:
                     with self._unless_given_up(cuts):
-                        new = self._appended(places, new, piece)
+                        for made in self._appended(places, new, piece):
+                            new = made
                     piece, size = [], 0
             if cuts != self._cuts:
                 raise _GivenUpError
         with self._unless_given_up(cuts):
-            new = self._appended(places, new, piece)
+            for made in self._appended(places, new, piece):
+                new = made
             if new:
                 new[-1].close()
         try:

@@ -95,10 +95,11 @@ class Segment:
         """Bytes of the file of units."""
         return len(self._units)
 
-    def load(self, *, check: bool) -> bool:
-        """Find the units that are there; False if some were damaged, and are made anew from the records.
+    def load(self, *, check: bool, closed: bool) -> bool:
+        """Find the units that are there; False if some were damaged, and are made anew from the records, or are lost.
 
-        `check`: compare each record, as a kill may have left some unwritten. Raises StoreFull, StoreUnwritable.
+        `check`: compare each record, as a kill may have left some unwritten. `closed`: another segment follows. Raises
+        StoreFull, StoreUnwritable.
         """
         slots = len(self._units) // BATCH_UNIT_BYTES
         while self.count < slots and self._is_unit(self.count):
@@ -114,7 +115,8 @@ class Segment:
             return True
         right = [self._packed(unit) for unit in self._found()]
         if whole and len(right) == self.count:
-            return True
+            # Whatever a power cut took from the end of one that was closed, it took the mark, too.
+            return not closed or bytes(behind) in (_END_UNIT, b"")
         try:
             self._files.cut(self.units_path, 0, len(self._units))
         except OSError as e:
