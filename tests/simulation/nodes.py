@@ -185,7 +185,7 @@ class Cluster:
     def _shows_all(self, *, slaves: bool = False) -> bool:
         servers = [process.server for node in self.brokers for process in node.processes if process.server is not None]
         shown = [s.store.confirmed_position >= s.store.written_position for s in servers if slaves or s.role.is_master]
-        return all(shown) and bool(shown)
+        return all(shown) and bool(shown or not servers)
 
     def known_set(self) -> Any:
         """Return what the controllers' disks say of the replicas, None if nothing; controllers may be down."""
