@@ -11,6 +11,7 @@ Rules (CleanCommitLogService, 5.5.0): at `deleteWhen` o'clock files older than `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
-from rocketspark.errors import RocketSparkError, StoreFull
+from rocketspark.errors import RocketSparkError, StoreError, StoreFull
 from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
@@ -156,6 +157,10 @@ class FileCleaning:
             if forced and copied < self._store.min_position + self._store.settings.log_file_bytes:
                 log.warning("the disk is nearly full: a log file stays, as compaction has not copied all that it keeps")
             below = copied if below is None else min(below, copied)
+        # The ends of queues whose messages go have to outlast these. Where that fails, which is told elsewhere, space
+        # counts for more.
+        with contextlib.suppress(StoreError):
+            await loop.run_in_executor(None, self._store.flush_queues)
         for remove in self._store.expire_steps(before_ms, count_max, forced=forced, below=below):
             if remove is None:
                 await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.stand_ins import like
+from tests.unit.store.test_power_cut import Disk
 
 from rocketspark.broker.broker_conf import settings_from
 from rocketspark.broker.settings import BrokerSettings
@@ -16,6 +17,7 @@ from rocketspark.broker.storage import retention as retention_file
 from rocketspark.broker.storage.retention import MANUAL_ROUNDS, CleaningPlan, FileCleaning, decide, disk_used_percent
 from rocketspark.errors import ConfigError, StoreFull
 from rocketspark.store import GetStatus, Store
+from rocketspark.store.files.system_calls import OsFiles
 
 pytestmark = pytest.mark.shows("by age at the hour, by disk use, by force; writes refused on a full disk")
 
@@ -75,7 +77,7 @@ def test_how_full_a_disk_is(monkeypatch: pytest.MonkeyPatch) -> None:
 class Place:
     """A store of small files, one per hour of `NOON_MS` on, and its retention."""
 
-    def __init__(self, root: Path, **changes: Any) -> None:
+    def __init__(self, root: Path, files: OsFiles | None = None, **changes: Any) -> None:
         self.settings = BrokerSettings(
             store_root=str(root),
             log_file_bytes=FILE_BYTES,
@@ -85,7 +87,7 @@ class Place:
             clean_pause_ms=0,
             **changes,
         )
-        self.store = Store(self.settings.store_settings())
+        self.store = Store(self.settings.store_settings(), files=files)
         self.store.open()
         self.now_ms = NOON_MS
         self.used = 0.0
@@ -104,11 +106,11 @@ class Place:
         self.full_files += files
         self.store.flush_log()
 
-    def send(self, stored_ms: int) -> int:
+    def send(self, stored_ms: int, topic: bytes = b"t") -> int:
         key = b"k%d" % stored_ms
         properties = b"KEYS\x01" + key + b"\x02"
         return self.store.append(
-            b"t", 0, bytes(1000), properties, 0, None, key, None, stored_ms, 0, 0, stored_ms, bytes(8)
+            topic, 0, bytes(1000), properties, 0, None, key, None, stored_ms, 0, 0, stored_ms, bytes(8)
         )[1]
 
     @property
@@ -288,3 +290,18 @@ def test_a_round_that_fails_in_a_way_nobody_thought_of_is_not_the_last(
 
     asyncio.run(main())
     assert "old files cannot be removed" in caplog.text
+
+
+@pytest.mark.shows("retention: a queue whose messages were removed goes on where it ended, also after a power cut")
+def test_the_end_of_a_queue_without_messages_outlasts_a_power_cut(tmp_path: Path) -> None:
+    place = Place(tmp_path / "s", disk := Disk())
+    for _ in range(3):
+        place.send(NOON_MS, b"rare")
+    place.fill(3)
+    place.now_ms = hour_ms(4, days=9)
+    assert place.clean() == 3
+    left = disk.cut_power(tmp_path / "s", tmp_path / "left")
+    place.store.close()
+    after = Place(left)
+    assert after.store.queue_range("rare", 0) == (3, 3)
+    after.store.close()
