@@ -78,6 +78,17 @@ class LastBatch(
         changed, own_ms = self.next_visible_ms or {}, self.pop_time_ms + held_ms
         return max((changed.get(offset, own_ms) for offset in self.unacknowledged()), default=0)
 
+    def set_back(self, by_ms: int) -> bool:
+        """Let the messages that are not acknowledged be visible so much earlier; False if none holds the queue back."""
+        held_ms, changed = self.invisible_time_ms or 0, self.next_visible_ms or {}
+        own_ms = self.pop_time_ms + held_ms
+        left = {offset: changed.get(offset, own_ms) - by_ms for offset in self.unacknowledged()}
+        if held_ms <= 0 or not left:
+            return False
+        self.next_visible_ms = left
+        self.consumed_ms -= by_ms
+        return True
+
     def unacknowledged(self) -> list[int]:
         """Return the offsets that are not acknowledged."""
         # A Java long's shift takes the number modulo 64.
@@ -262,15 +273,16 @@ class OrderedPops:
         found = []
         for key, queues in self.table.items():
             topic, group = topic_and_group(key)
-            for queue_id, batch in queues.items():
-                held_ms, changed = batch.invisible_time_ms or 0, batch.next_visible_ms or {}
-                own_ms = batch.pop_time_ms + held_ms
-                left = {offset: changed.get(offset, own_ms) - by_ms for offset in batch.unacknowledged()}
-                if held_ms > 0 and left:
-                    batch.next_visible_ms = left
-                    found.append((topic, group, queue_id))
+            found += [(topic, group, queue_id) for queue_id, batch in queues.items() if batch.set_back(by_ms)]
         self._changes += len(found)
         return found
+
+    def set_back_to(self, now_ms: int) -> None:
+        """Free queues as if what was given out later than now were given out now: the clock was set back while the
+        broker was down.
+        """
+        late = (batch for queues in self.table.values() for batch in queues.values() if batch.consumed_ms > now_ms)
+        self._changes += sum(batch.set_back(batch.consumed_ms - now_ms) for batch in late)
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """Return how many messages of the last batch are not acknowledged."""
@@ -387,6 +399,7 @@ class BlockEnds:
 
     def look_at_all(self) -> None:
         """Set the timers of all queues, e.g. when the broker begins to serve pops."""
+        self._ordered.set_back_to(now_ms())
         for queue in list(self._ordered.blocked()):
             self.look(*queue)
 

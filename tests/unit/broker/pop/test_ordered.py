@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
+from rocketspark.broker.pop import ordered
+from rocketspark.broker.pop.ordered import BlockEnds, OrderedPops, OrderTable, encode_table
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol.json import java_json
 
@@ -181,6 +182,30 @@ def test_odd_entries_of_a_file_harm_nothing(tmp_path: Path) -> None:
         with pytest.raises(KeyError):
             pops.acknowledge("T", "G", queue_id, 3, 5)
     assert pops.blocked_until_ms("T", "G", 2, None, 10) == 15
+
+
+@pytest.mark.shows("pops in order: a clock that is set back, also while the broker is down, blocks no queue for longer")
+def test_a_clock_that_was_set_back_over_a_restart_blocks_no_queue_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pops = OrderedPops(NoFile())
+    pops.given(T, G, Q, range(3), attempt_id=None, pop_time_ms=10_000, invisible_time_ms=20)
+    pops.given(T, G, Q + 1, range(1), attempt_id=None, pop_time_ms=900, invisible_time_ms=500)
+    pops.change_next_visible(T, G, Q, 1, 10_000, 10_500)
+    ends = BlockEnds(pops, lambda *queue: None, enabled=lambda: False)
+
+    def blocked_from(now_ms: int) -> list[int]:
+        """Until when both are blocked once a broker has started at this time."""
+        monkeypatch.setattr(ordered, "now_ms", lambda: now_ms)
+        ends.look_at_all()
+        return [pops.blocked_until_ms(T, G, queue_id, None, 0) for queue_id in (Q, Q + 1)]
+
+    assert blocked_from(11_000) == [10_500, 1400]
+    assert blocked_from(1000) == [1500, 1400]
+    # Of a later start nothing comes sooner.
+    assert blocked_from(1100) == [1500, 1400]
+    assert blocked_from(500) == [1000, 1000]
+    # The messages are those of that pop all the same.
+    assert pops.acknowledge(T, G, Q, 1, 10_000) == 0
+    assert pops.blocked_until_ms(T, G, Q, None, 0) == 520
 
 
 def test_a_clock_that_is_set_back_blocks_no_queue_for_longer() -> None:
