@@ -17,6 +17,8 @@ from rocketspark import LiteSimpleConsumer, Producer
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import Admin
 from rocketspark.broker.lite import events, parts
+from rocketspark.errors import StoreFull
+from rocketspark.store import Store
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("lite topics: subscriptions, pops in order within each, expiry, what operators ask")
@@ -210,6 +212,31 @@ def test_a_lite_topic_expires_with_its_offsets_and_begins_anew(monkeypatch: pyte
         assert link.change("PARTIAL_ADD", ["goes"], "x") == [0, None]
         [popped] = link.until(1, "x")
         assert popped.rows == [("new", "goes", 0)]
+        link.close()
+
+
+@pytest.mark.shows("lite topics: one that expires on a full disk, and so stays, keeps its offsets and subscriptions")
+def test_a_lite_topic_that_cannot_be_removed_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_cluster(**LIGHT, lite_expiration_check_ms=10, lite_expiration_ms_min=0) as full:
+        link = made(full.brokers[0])
+        assert link.send(b"first", "stays")["code"] == 0
+        assert link.change("PARTIAL_ADD", ["stays"], "x", **FROM_THE_FIRST) == [0, None]
+        [popped] = link.until(1, "x")
+        assert link.ack(popped, 0) == [0, "None"]
+        tries = []
+
+        def delete_light(self: Store, names: list[str]) -> None:
+            tries.append(names)
+            raise StoreFull("no room")
+
+        monkeypatch.setattr(Store, "delete_light", delete_light)
+        monkeypatch.setattr(parts, "now_ms", lambda: int(time.time() * 1000) + 31 * 60_000)
+        while not tries:
+            time.sleep(0.01)
+        monkeypatch.setattr(parts, "now_ms", lambda: int(time.time() * 1000))
+        assert link.send(b"second", "stays")["code"] == 0
+        [popped] = link.until(1, "x")
+        assert popped.rows == [("second", "stays", 1)]
         link.close()
 
 

@@ -109,10 +109,10 @@ def keep_within_queues(store: Store, tables: Tables, ordered: OrderedPops) -> No
 
 def drop_light(store: Store, offsets: ConsumerOffsets, names: list[str]) -> None:
     """Remove light queues that have no message left, with the offsets of their groups. Raises StoreFull,
-    StoreUnwritable.
+    StoreUnwritable; then all are there, with their offsets.
     """
-    offsets.delete_light(set(names))
     store.delete_light(names)
+    offsets.delete_light(set(names))
 
 
 def make_messages(

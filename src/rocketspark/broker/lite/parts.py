@@ -142,17 +142,17 @@ class LiteTopics:
             yield
 
     def _remove(self, names: list[str]) -> None:
+        self.drop(names)
         for name in names:
             self.subscriptions.forget_queue(name)
-        self.drop(names)
         for leaving in self._leaving:
             leaving.difference_update(names)
         log.info("%d lite topics are removed", len(names))
 
     def drop(self, queues: list[str]) -> None:
-        """Remove light queues, and what groups have of them. Raises StoreFull, StoreUnwritable."""
-        self.ordered.delete_topics(set(queues))
+        """Remove light queues, and what groups have of them. Raises StoreFull, StoreUnwritable, with all as it was."""
         self._drop(queues)
+        self.ordered.delete_topics(set(queues))
 
     def _is_expired(self, queue: str, minutes: dict[str, int]) -> bool:
         lite = lite_topics.of_queue(queue)
