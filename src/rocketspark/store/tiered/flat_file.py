@@ -1,7 +1,7 @@
 """Segments in a row: all records, or all units, of one queue, as one run of bytes.
 
 Rule: in memory a segment grows only after its bytes are durable. A list of segments is replaced, never changed, so that
-other threads may read it.
+other threads may read it. Nothing is written while a segment behind the end may still be there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class FlatFile:
         self.kind = kind
         self._bytes_max = bytes_max
         self.entries: tuple[SegmentEntry, ...] = ()
+        # Where segments begin that lie behind the end, and are still to be removed.
+        self._left: list[int] = []
 
     # -- where it stands
 
@@ -47,6 +49,7 @@ class FlatFile:
 
         Of segments with a hole between only those behind it are kept. One without a byte counts if it is the last.
         """
+        self._left.clear()
         kept: list[SegmentEntry] = []
         for base in sorted(sizes):
             if kept and kept[-1].base_offset + kept[-1].size != base:
@@ -67,9 +70,9 @@ class FlatFile:
         return SegmentEntry(path=self.path, type=int(self.kind), base_offset=base, created_ms=now_ms)
 
     def cut(self, end: int) -> None:
-        """Let the run end at a byte within it; what lies behind is written over. Raises StoreUnwritable."""
+        """Let the run end at a byte within it; what lies behind goes, or is written over, before more is appended."""
         while len(self.entries) > 1 and self.entries[-1].base_offset >= end:
-            self._store.remove(self.key(self.entries[-1].base_offset))
+            self._left.append(self.entries[-1].base_offset)
             self.entries = self.entries[:-1]
         if self.entries:
             last = self.entries[-1]
@@ -99,6 +102,7 @@ class FlatFile:
     def _write(self, pieces: list[bytes], first_ms: int, last_ms: int) -> None:
         if not pieces:
             return
+        self._remove_left()
         last, content = self.entries[-1], b"".join(pieces)
         self._store.append(self.key(last.base_offset), last.size, content)
         grown = msgspec.structs.replace(
@@ -108,6 +112,12 @@ class FlatFile:
             end_ms=last_ms if last.end_ms == NO_TIME else max(last_ms, last.end_ms),
         )
         self.entries = (*self.entries[:-1], grown)
+
+    def _remove_left(self) -> None:
+        while self._left:
+            # The last first, so that what a failure leaves follows the others.
+            self._store.remove(self.key(max(self._left)))
+            self._left.remove(max(self._left))
 
     def roll(self, now_ms: int) -> None:
         """Begin a new segment, unless the last one is empty."""
@@ -154,6 +164,7 @@ class FlatFile:
 
     def destroy(self) -> None:
         """Remove all segments. Raises StoreUnwritable; a later call goes on."""
+        self._remove_left()
         for entry in reversed(self.entries):
             self._store.remove(self.key(entry.base_offset))
             self.entries = self.entries[:-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -79,8 +80,7 @@ class ObjectSegments:
         if _end(parts) < at:
             raise StoreUnwritable(f"{self.root}/{key} is shorter than the {at} bytes that were written")
         for stale in [start for start in parts if start > at]:
-            path = self._path(key, stale)
-            self._told("remove", path, partial(self._files.delete_file, path))
+            self._delete(self._path(key, stale))
             with self._lock:
                 parts = self._parts[key] = {start: size for start, size in parts.items() if start != stale}
 
@@ -118,8 +118,7 @@ class ObjectSegments:
         parts = [start for path, _ in self._listed(f"{self.root}/{key}") for start in [int(path.rpartition("/")[2])]]
         # From the end: whoever finds what is left sees a shorter segment.
         for start in sorted(parts, reverse=True):
-            path = self._path(key, start)
-            self._told("remove", path, partial(self._files.delete_file, path))
+            self._delete(self._path(key, start))
         with self._lock:
             self._parts.pop(key, None)
 
@@ -141,6 +140,15 @@ class ObjectSegments:
     def _write(self, path: str, content: bytes) -> None:
         with self._files.open_output_stream(path) as stream:
             stream.write(content)
+
+    def _delete(self, path: str) -> None:
+        """Remove an object; a request whose answer was lost may have done so before."""
+
+        def delete() -> None:
+            with suppress(FileNotFoundError):
+                self._files.delete_file(path)
+
+        self._told("remove", path, delete)
 
     def _path(self, key: str, at: int) -> str:
         return f"{self.root}/{key}/{at:020d}"

@@ -207,6 +207,10 @@ class QueueTier:
         position, size, code = UNIT.unpack(self.units.read(offset * UNIT.size, UNIT.size))
         return position, size, code
 
+    def leads_to(self, position: int, offset: int) -> bool:
+        """Tell whether the record of a message is at a position. Raises StoreUnwritable."""
+        return self.low <= offset < self.next and self.unit(offset)[0] == position
+
     def stretch(self, offset: int, count_max: int, bytes_max: int) -> ColdUnits:
         """Read messages from an offset on, at least one. Raises StoreUnwritable."""
         count = min(count_max, self.high - offset)

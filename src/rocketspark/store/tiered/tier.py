@@ -34,6 +34,7 @@ from rocketspark.store.tiered.layout import (
     broker_folder,
     decode_metadata,
     encode_metadata,
+    first_offset,
     queue_path,
     record_size,
 )
@@ -134,6 +135,9 @@ class Tier:
                 queue.recover(is_read_only=self.is_read_only)
                 self._mend_times(queue)
                 self.queues[topic, queue_id] = queue
+            elif not self.is_read_only:
+                # Of a first upload, or a removal, that was not finished: a queue that begins must not find them.
+                queue.log.destroy()
         if s.index_enabled and not self.is_read_only:
             self.keys.open()
 
@@ -316,8 +320,8 @@ class Tier:
             if not queue.log.start <= place.position <= queue.log.end - place.size:
                 continue
             stored = queue.log.read(place.position, place.size)
-            # An entry of another topic may have this hash.
-            if record_size(stored) != place.size:
+            # An entry of another topic may have this hash, or be of an upload that was made again elsewhere.
+            if record_size(stored) != place.size or not queue.leads_to(place.position, first_offset(stored)):
                 continue
             if _has_key(stored, wanted, kind) and begin_ms <= record_layout.store_time_of(stored) <= end_ms:
                 found[at] = stored
