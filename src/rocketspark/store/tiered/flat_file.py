@@ -61,9 +61,10 @@ class FlatFile:
             kept.append(entry)
         self.entries = tuple(kept)
 
-    def begin_at(self, base: int, now_ms: int) -> None:
-        """Begin an empty run at a byte."""
+    def begin_at(self, base: int, now_ms: int, left: Iterable[int] = ()) -> None:
+        """Begin an empty run at a byte. `left`: where segments begin that are removed before it is written to."""
         assert not self.entries
+        self._left.extend(left)
         self.entries = (self._new(base, now_ms),)
 
     def _new(self, base: int, now_ms: int) -> SegmentEntry:

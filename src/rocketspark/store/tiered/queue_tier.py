@@ -6,7 +6,7 @@ After a kill the queue ends with the last unit whose record is whole; what lies 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreUnwritable
@@ -86,9 +86,9 @@ class QueueTier:
         """Tell whether it has a place in the tier."""
         return bool(self.units.entries)
 
-    def begin_at(self, offset: int, now_ms: int) -> None:
-        """Begin with the message at an offset."""
-        self.log.begin_at(0, now_ms)
+    def begin_at(self, offset: int, now_ms: int, unfinished: Iterable[int] = ()) -> None:
+        """Begin with the message at an offset. `unfinished`: where segments of records begin that have to go first."""
+        self.log.begin_at(0, now_ms, unfinished)
         self.units.begin_at(offset * UNIT.size, now_ms)
         self.low = offset
 

@@ -85,6 +85,8 @@ class Tier:
         self._path = f"{settings.root}/config/{METADATA_FILE}"
         self._table = Metadata()
         self.queues: dict[Queue, QueueTier] = {}
+        # Where segments of records without units begin: of a first upload, or a removal, that was not finished.
+        self._unfinished: dict[Queue, list[int]] = {}
         index = self._flat(queue_path(settings.broker, INDEX_TOPIC, 0), SegmentKind.INDEX, NO_TIME)
         self.keys = KeyFiles(settings.root, index, settings.index_slots, settings.index_entries, self._files)
         # Since the start: by topic the messages that were appended, and the bytes of all.
@@ -135,9 +137,8 @@ class Tier:
                 queue.recover(is_read_only=self.is_read_only)
                 self._mend_times(queue)
                 self.queues[topic, queue_id] = queue
-            elif not self.is_read_only:
-                # Of a first upload, or a removal, that was not finished: a queue that begins must not find them.
-                queue.log.destroy()
+            else:
+                self._unfinished[topic, queue_id] = list(kinds.get(SegmentKind.COMMIT_LOG, ()))
         if s.index_enabled and not self.is_read_only:
             self.keys.open()
 
@@ -230,9 +231,10 @@ class Tier:
     # -- writing
 
     def begin(self, topic: str, queue_id: int, offset: int, made_at: int | None, now_ms: int) -> QueueTier:
-        """Begin a queue with the message at an offset. Raises StoreUnwritable, after which it is tried again."""
+        """Begin a queue with the message at an offset."""
         queue = self._queue(topic, queue_id)
-        queue.begin_at(offset, now_ms)
+        unfinished = self._unfinished.pop((topic, queue_id), ())
+        queue.begin_at(offset, now_ms, unfinished)
         queue.compared, queue.made_at = True, made_at
         self.queues[topic, queue_id] = queue
         return queue
