@@ -101,7 +101,9 @@ def test_no_more_is_held_than_prefetched(connection: Connection, name: str) -> N
     assert sorted(taken.wait(7)) == sorted({message.payload for message in taken.messages})
 
 
-def test_queues_of_a_channel_share_what_may_be_held_and_none_is_forgotten(connection: Connection, name: str) -> None:
+def test_queues_of_a_channel_share_what_may_be_held_and_none_is_forgotten(
+    connection: Connection, cluster: Cluster, name: str
+) -> None:
     busy, idle = (Queue(f"{name}.{which}", Exchange(""), f"{name}.{which}") for which in ("busy", "idle"))
     publish(connection, busy, *["busy"] * 12)
     idle(connection.channel()).declare()
@@ -116,7 +118,9 @@ def test_queues_of_a_channel_share_what_may_be_held_and_none_is_forgotten(connec
         taken.messages[at].ack()
         at += 1
     assert sorted(message.payload for message in taken.messages) == ["busy"] * 12 + ["idle"] * 4
-    assert not any(message.delivery_info["redelivered"] for message in taken.messages)
+    # What a channel has no room for is given back, which counts as a delivery on Apache's broker.
+    redelivered = [message for message in taken.messages if message.delivery_info["redelivered"]]
+    assert not redelivered or cluster.name == "apache"
 
 
 def test_what_is_not_acknowledged_is_held_for_as_long_as_it_takes(cluster: Cluster, name: str) -> None:
