@@ -364,7 +364,7 @@ class BrokerServer:
             beside=beside,
             page_rows=s.page_rows,
         )
-        yield QueryHandler(store, long_scans, tiering)
+        yield QueryHandler(reads)
         yield TransactionHandler(messages.transactions, durability)
         yield TimerHandler(s, messages.timer_rules, put_message, tables.topics, durability)
         yield GroupHandler(

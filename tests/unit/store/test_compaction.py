@@ -238,12 +238,18 @@ class Failing(OsFiles):
         super().sync_file(path)
 
 
-def test_after_a_failed_flush_none_counts_as_done(tmp_path: Path) -> None:
+def one_copied(root: Path, number: int) -> Store:
+    """A store that has copied a message, and whose next flush of it fails with an error of the system's."""
     files = Failing()
-    store = opened(tmp_path, files)
+    store = opened(root, files)
     send(store, TOPIC, 0, b"x", keys="k")
     copy(store)
-    files.left = 1
+    files.left, files.errno = 1, number
+    return store
+
+
+def test_after_a_failed_flush_none_counts_as_done(tmp_path: Path) -> None:
+    store = one_copied(tmp_path, errno.EIO)
     for _ in range(2):
         with pytest.raises(StoreUnwritable):
             store.compaction.flush()
@@ -252,11 +258,7 @@ def test_after_a_failed_flush_none_counts_as_done(tmp_path: Path) -> None:
 
 @pytest.mark.shows("compaction: a flush for which no descriptor was free is made good by the next one")
 def test_a_flush_without_a_free_descriptor_is_made_good(tmp_path: Path) -> None:
-    files = Failing()
-    store = opened(tmp_path, files)
-    send(store, TOPIC, 0, b"x", keys="k")
-    copy(store)
-    files.left, files.errno = 1, errno.EMFILE
+    store = one_copied(tmp_path, errno.EMFILE)
     with pytest.raises(StoreUnwritable, match="too many open files") as told:
         store.flush_queues()
     assert told.value.retriable
@@ -266,11 +268,7 @@ def test_a_flush_without_a_free_descriptor_is_made_good(tmp_path: Path) -> None:
 
 
 def test_no_flush_is_promised_to_be_tried_again_after_one_that_found_no_room(tmp_path: Path) -> None:
-    files = Failing()
-    store = opened(tmp_path, files)
-    send(store, TOPIC, 0, b"x", keys="k")
-    copy(store)
-    files.left, files.errno = 1, errno.ENOSPC
+    store = one_copied(tmp_path, errno.ENOSPC)
     with pytest.raises(StoreFull):
         store.flush_queues()
     with pytest.raises(StoreUnwritable, match=r"failed before .*start again") as told:

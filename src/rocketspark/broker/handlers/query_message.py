@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from rocketspark.broker.storage.long_scans import LongScans
+from rocketspark.broker.parts import StoreReads
 from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import QueryMessageHeader, QueryMessageReply, Request, ViewMessageHeader
 from rocketspark.protocol.message import record_layout
-from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -24,10 +23,10 @@ UNIQUE_COUNT_MAX = 32
 class QueryHandler:
     """Finds messages in the key index and the log."""
 
-    def __init__(self, store: Store, long_scans: LongScans, tiering: Tiering | None = None) -> None:
-        self._tiering = tiering
-        self._store = store
-        self._long_scans = long_scans
+    def __init__(self, reads: StoreReads) -> None:
+        self._store = reads.store
+        self._long_scans = reads.long_scans
+        self._tiering = reads.tiering
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""

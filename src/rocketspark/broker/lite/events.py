@@ -186,9 +186,11 @@ class LiteEvents:
         events = self.clients.get(client_id)
         return events is not None and events.polls
 
-    def polled(self, subscriber: Subscriber) -> None:
-        """Note that a client polls."""
-        self._events(*subscriber).asked()
+    def polled(self, subscriber: Subscriber) -> ClientEvents:
+        """Note that a client polls, and return its events."""
+        events = self._events(*subscriber)
+        events.asked()
+        return events
 
     def _offer(self, queue: str, client_id: str, group: str, *, again: bool) -> bool:
         events = self._events(client_id, group)

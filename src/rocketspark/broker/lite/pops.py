@@ -70,8 +70,7 @@ class LitePops:
         taken, subscription = Taken(now_ms()), self._subscriptions.clients.get(h.client_id)
         if subscription is None or (subscription.subscriber.group, subscription.topic) != (h.group, h.topic):
             return taken
-        self._events.polled(subscription.subscriber)
-        events = self._events.clients[h.client_id]
+        events = self._events.polled(subscription.subscriber)
         looked_at = 0
         for queue in self._events.taken(subscription):
             self._take_of(taken, h, queue)

@@ -43,21 +43,19 @@ def show(cluster: Cluster = None, watch: Watch = None, at: ClusterAccess = HERE,
     """
     from rocketspark.errors import RocketSparkError
 
-    errors: list[str] = []
+    last: list[BrokerFigures] = []
 
     async def ask(operations: AsyncAdmin) -> tuple[list[BrokerFigures], dict[str, ReplicaSet]]:
         states, sets = await asyncio.gather(operations.broker_states(cluster), operations.replica_sets())
-        errors[:] = [state.error for state in states if state.error]
-        if len(errors) < len(states):
-            errors.clear()
+        last[:] = states
         return states, sets
 
     def told(found: tuple[list[BrokerFigures], dict[str, ReplicaSet]]) -> list[dict[str, Any]]:
         return [_fields(state, found[1].get(state.broker_name)) for state in found[0]]
 
     run_watched(at, watch, ask, json=json, told=told, drawn=lambda found: _brokers(told(found)))
-    if errors:
-        raise RocketSparkError(f"no broker answered: {errors[0]}")
+    if last and all(state.error for state in last):
+        raise RocketSparkError(f"no broker answered: {last[0].error}")
 
 
 def _fields(state: BrokerFigures, replicas: ReplicaSet | None) -> dict[str, Any]:
