@@ -362,17 +362,19 @@ class MessageReader(RecordLookup):
             is_wrong = position < 0 or (position < self.log.min_position and offset < queue.loaded_next)
             if (is_wrong or is_lost) and self.mender.mend(queue, offset, is_told=is_lost):
                 return None
-        return self._removed(queue, offset)
+        return self._removed(queue, offset + 1)
 
     def _mended_or_passed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult | None:
         """Mend the wrong unit that a read begins at, and return None; else the answer that passes its message over."""
         return None if self.mender.mend(queue, offset) else self._removed(queue, offset + 1)
 
     def _removed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult:
-        """Return the answer for removed messages, with the offset to go on from (RocketMQ passes the hole over)."""
+        """Return the answer for removed messages before an offset, and those that follow it, with the offset to go on
+        from (RocketMQ passes the hole over). A damaged unit ends them: it may be mended.
+        """
         low, high, oldest = queue.min, queue.next, self.log.min_position
         for position, size, _ in queue.units(offset, min(high - offset, _SIZES_COUNT)):
-            if size != GAP_SIZE and position >= oldest and not self.log.is_damaged(position):
+            if size != GAP_SIZE and not 0 <= position < oldest and not self.log.is_damaged(position):
                 break
             offset += 1
         return GetMessageResult(GetStatus.REMOVED, [], 0, 0, offset, low, high)

@@ -221,8 +221,9 @@ def _replay(
         for found in log.scan(verify_from, covered):
             last_time_ms = found.store_time_ms
             if found.position < safe:
-                if len(newest) < VERIFY_QUEUES_MAX or (found.topic, found.queue_id) in newest:
-                    newest[found.topic, found.queue_id] = found
+                for alike in (found, *(_in_light(found) if queues.light else ())):
+                    if len(newest) < VERIFY_QUEUES_MAX or (alike.topic, alike.queue_id) in newest:
+                        newest[alike.topic, alike.queue_id] = alike
                 continue
             if not opened:
                 _open_at(queues, index, safe, thorough=thorough)
@@ -283,6 +284,13 @@ def _check_unit(queues: ConsumeQueueStore, found: Record, safe: int) -> None:
     offset = found.queue_offset
     if not offset < queue.next or (offset >= queue.min and queue.unit(offset)[0] != found.position):
         raise _QueueHole
+
+
+def _in_light(found: Record) -> Iterator[Record]:
+    """Yield a record as it stands in each light queue that it names."""
+    if enters_light(found.sys_flag):
+        for name, queue_offset in light_queues.units_of(found.topic, found.properties):
+            yield found._replace(topic=name, queue_id=light_queues.QUEUE_ID, queue_offset=queue_offset)
 
 
 class Replay:
@@ -350,13 +358,11 @@ class Replay:
     def _in_light(self, found: Record) -> Iterator[Record]:
         """Yield a record as it stands in each light queue that takes it."""
         queues = self._queues
-        for name, queue_offset in light_queues.units_of(found.topic, found.properties):
-            if not enters_light(found.sys_flag):
-                return
-            if not queues.can_have(name):
+        for alike in _in_light(found):
+            if not queues.can_have(alike.topic):
                 self.unnamed_light += 1
-            elif queues.takes_light(name, queue_offset, self._safe):
-                yield found._replace(topic=name, queue_id=light_queues.QUEUE_ID, queue_offset=queue_offset)
+            elif queues.takes_light(alike.topic, alike.queue_offset, self._safe):
+                yield alike
 
     def take_light(self) -> list[ConsumeQueue]:
         """Return the light queues that got units since the last call."""

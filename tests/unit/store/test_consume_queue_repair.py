@@ -188,6 +188,22 @@ def test_what_the_log_has_not_is_told_once_and_passed_over(make_store: Any, send
     assert "the log has no record of it" in store.mender.news[0]
 
 
+@pytest.mark.parametrize("filters", FILTERS)
+def test_a_lost_message_hides_none_whose_units_are_damaged_behind_it(
+    make_store: Any, send: Any, filters: dict[str, Any]
+) -> None:
+    root = filled(make_store, send)
+    store = make_store()
+    position, size, _ = store.queue_units("t0", 0, 20, 1)[0]
+    start = position - position % 16384
+    with open(root / "commitlog" / f"{start:020d}", "r+b") as log:
+        log.seek(position - start)
+        log.write(bytes(size))
+    for offset in (20, 21, 22):
+        put(root, offset, lambda unit: b"\xff" * len(unit))
+    assert walk(store, 32, **filters)[0] == [n for n in range(COUNT) if n != 20]
+
+
 @pytest.mark.shows("a flipped unit of the file that a running broker writes to")
 @pytest.mark.parametrize("filters", FILTERS)
 def test_what_was_written_since_the_start_is_looked_at_as_it_is_read(

@@ -175,3 +175,28 @@ def test_a_damaged_unit_is_made_anew_from_the_log(tmp_path: Path) -> None:
     assert store.read("%LMQ%a", 0, 5, 1, 1 << 20).count == 1
     assert bodies(store, "%LMQ%a") == [b"m%d" % (number % 10) for number in range(40)]
     store.close()
+
+
+@pytest.mark.parametrize("how", ["destroyed", "older", "short"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_light_queue_whose_file_lacks_units_is_made_anew_from_the_log(how: str, closed: bool, tmp_path: Path) -> None:
+    store = opened(tmp_path / "s")
+    for number in range(4):
+        send(store, b"m%d" % number, "%LMQ%a" if number else "%LMQ%b")
+    store.flush_log(), store.flush_queues()
+    path = tmp_path / "s/consumequeue/%LMQ%a/0" / ("0" * 20)
+    before = path.read_bytes()
+    for number in range(4, 8):
+        send(store, b"m%d" % number, "%LMQ%a")
+    send(store, b"m9", "%LMQ%b")
+    store.flush_log(), store.flush_queues(), store.flush_indexes(), store.write_checkpoint()
+    store.close() if closed else shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    root = tmp_path / ("s" if closed else "killed")
+    path = root / "consumequeue/%LMQ%a/0" / ("0" * 20)
+    contents = {"destroyed": b"\xff" * len(before), "older": before, "short": before[:1]}
+    path.write_bytes(contents[how])
+    again = opened(root)
+    assert bodies(again, "%LMQ%a") == [b"m%d" % number for number in range(1, 8)]
+    assert bodies(again, "%LMQ%b") == [b"m0", b"m9"]
+    again.close()
+    store.abandon() if not closed else None
