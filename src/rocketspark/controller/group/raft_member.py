@@ -351,9 +351,7 @@ class RaftMember(SyncObj):  # type: ignore[misc]
     # -- in the place of the library's own --------------------------------------------------------------------------
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bool | None:
-        change = self._SyncObj__parseChangeClusterRequest(command)
-        if change is not None:
-            self._SyncObj__doChangeCluster(change)
+        # A change of members counted when it came into the log; a later one may have followed it since.
         if command[:1] != _REGULAR:
             return None
         after = applied(self.state, decode_entry(command[1:]))
@@ -363,6 +361,13 @@ class RaftMember(SyncObj):  # type: ignore[misc]
             self.state = after
             self._changed(after)
         return True
+
+    def _SyncObj__changeCluster(self, change: list[str]) -> bool:
+        # The library lets two changes be under way: a majority after both need not have one in common with one before.
+        after = self.raftLastApplied + 1 - self._log[0][1]
+        if any(entry[0][:1] == _MEMBERSHIP for entry in self._log[max(0, after) :]):
+            return False
+        return bool(SyncObj._SyncObj__changeCluster(self, change))
 
     def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[str] | None:
         return typed_json.decode(command[1:], list[str]) if command[:1] == _MEMBERSHIP else None
