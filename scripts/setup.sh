@@ -49,8 +49,9 @@ apt_install() {
     stop "$why To install it run:" "    sudo apt-get update && sudo apt-get install -y $*" "and then make again."
   fi
   say "$why Installing $*"
-  { DEBIAN_FRONTEND=noninteractive apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"; } >&2 ||
-    return 1
+  # A new machine often installs updates by itself: five minutes are waited for that to end.
+  local apt="apt-get -o DPkg::Lock::Timeout=300"
+  { DEBIAN_FRONTEND=noninteractive $apt update && DEBIAN_FRONTEND=noninteractive $apt install -y "$@"; } >&2 || return 1
   hash -r
 }
 
