@@ -65,6 +65,8 @@ class Topics:
         self.elected_at = 0
         self.on_change = on_change
         self.on_automatic: Callable[[str], None] = lambda topic: None
+        # Called with topics that are about to be made: ends the deletion of earlier ones of their names.
+        self.make_way: Callable[[Iterable[str]], None] = lambda names: None
         self.unsaved = UnsavedChanges("topics.json", lambda: self.table, self.snapshot, lambda text: file.write(text))
         table = file.load() or TopicConfigTable(data_version=first_version())
         self.version: DataVersion = table.data_version
@@ -113,7 +115,11 @@ class Topics:
         self.put_all([config])
 
     def put_all(self, configs: list[TopicConfig]) -> None:
-        """Create topics or replace their settings, as one change."""
+        """Create topics or replace their settings, as one change.
+
+        Raises StoreFull or StoreUnwritable if an earlier topic of a name is being deleted, and that cannot be ended.
+        """
+        self.make_way(config.topic_name for config in configs)
         self.table.update((config.topic_name, config) for config in configs)
         self._note_compacted([config.topic_name for config in configs])
         self._changed([config.topic_name for config in configs])

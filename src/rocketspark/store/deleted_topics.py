@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rocketspark.errors import StoreError
 from rocketspark.protocol import lite_topics
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
@@ -58,9 +59,16 @@ class DeletedTopics:
             self._write()
 
     def begin(self, topics: Iterable[str], position: int) -> None:
-        """Note that topics are about to be deleted. `position`: the log's end. Raises StoreFull, StoreUnwritable."""
-        self.under_way.update(dict.fromkeys(topics, position))
-        self._write()
+        """Note that topics are about to be deleted. `position`: the log's end. Raises StoreFull, StoreUnwritable, with
+        nothing noted.
+        """
+        before = self.under_way
+        self.under_way = before | dict.fromkeys(topics, position)
+        try:
+            self._write()
+        except StoreError:
+            self.under_way = before
+            raise
 
     def end(self, topics: Iterable[str]) -> None:
         """Let deletions count as ended once the file is written again: what is left of such a topic is none of it."""

@@ -562,6 +562,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Note that nothing is left to be deleted of what `begin_deletion` returned."""
         self._deletions.end(names)
 
+    def leaving(self, topic: str) -> list[str]:
+        """Return what of a topic, and its lite topics, is still to be deleted, as `begin_deletion` returned it."""
+        return [name for name in self._deletions.under_way if lite_topics.parent_of(name) == topic]
+
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's consume queues. Its records stay in the log until the log's files are removed.
 

@@ -300,6 +300,7 @@ class AdminHandler:
                 change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
                 config.attributes = merged_attributes(known.attributes if known else {}, change)
                 check_queue_type(config.topic_name, known, config.attributes)
+        self._topics.make_way(config.topic_name for config in wanted)
         for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)
         self._store.consume_queues.generation += 1  # Sends are looked at anew.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 
 import msgspec
 
@@ -73,6 +73,7 @@ class TopicHandler:
         )
         self._pages = TablePages(lambda: topics.version, lambda: topics.table, beside)
         self._page_rows = page_rows
+        topics.make_way = self._make_way
 
     def routes(self, routes: Routes) -> None:
         """Add what this handler serves."""
@@ -92,6 +93,7 @@ class TopicHandler:
         check_message_type(attributes)
         lite_attributes.check_topic(attributes)
         check_queue_type(h.topic, known, attributes)
+        self._topics.make_way([h.topic])
         if attributes.get(QUEUE_TYPE) == BATCH:
             self._store.make_batch_topic(h.topic)
         if known is not None and known.attributes != attributes:
@@ -149,13 +151,8 @@ class TopicHandler:
         for name in gone:
             self._topics.delete(name)
         await self._topics.unsaved.saved()
-        broadcasting = self._clients.broadcasting()
-        for name in gone:
-            if name not in self._topics.table:
-                self._pops.delete_topic(name)
-                self._offsets.delete_topic(name, broadcasting)
-                self._store.delete_topic(name)
-                self._traffic.forget_topic(name)
+        # One that was made anew meanwhile is another topic: `_make_way` removed what was left of this one.
+        self._remove(name for name in gone if name not in self._topics.table)
         for _ in self._lite.delete_parent_steps(topic) if topic not in self._topics.table else ():
             await self._long_scans.next()
         self._store.end_deletion(noted)
@@ -163,6 +160,27 @@ class TopicHandler:
         await self._offsets.saved()
         await self._settled()
         return reply(request.opaque)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        broadcasting = self._clients.broadcasting()
+        for name in names:
+            self._pops.delete_topic(name)
+            self._offsets.delete_topic(name, broadcasting)
+            self._store.delete_topic(name)
+            self._traffic.forget_topic(name)
+
+    def _make_way(self, names: Iterable[str]) -> None:
+        """Remove what is left of topics whose deletion waits for the disk, or was broken off as it was full: whoever
+        makes them anew, as a send may, would get their messages.
+
+        Raises StoreFull, StoreUnwritable.
+        """
+        for name in names:
+            if name not in self._topics.table and (leaving := self._store.leaving(name)):
+                self._remove([name])
+                for _ in self._lite.delete_parent_steps(name):
+                    pass
+                self._store.end_deletion(leaving)
 
     def show(self, peer: Peer, request: Request[TopicConfigHeader], body: bytes) -> bytes:
         """GET_TOPIC_CONFIG (351): the settings of one topic, and its mapping as a static topic if the request asks."""
