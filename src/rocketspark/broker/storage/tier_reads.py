@@ -18,7 +18,6 @@ from rocketspark.broker.storage.log_memory import LogMemory
 from rocketspark.broker.tiered_settings import FORCE, NOT_IN_MEM
 from rocketspark.errors import ServerError, StoreError
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, SoFar
 from rocketspark.store.store import Store
 from rocketspark.store.tiered.cold_cache import ColdCache
@@ -85,8 +84,7 @@ class TierReads:
         return made_at is not None and made_at > (queue.made_at or -1)
 
     def _is_kept(self, topic: str, queue_id: int) -> bool:
-        queue = self._store.consume_queues.find(topic, queue_id)
-        return queue is not None and not isinstance(queue, BatchConsumeQueue) and self._takes(topic)
+        return self._store.consume_queues.find(topic, queue_id) is not None and self._takes(topic)
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         """Tell whether the tier has a message, or may have it, as it is not known yet what the tier has."""

@@ -241,8 +241,7 @@ class Tiering(TierReads):
                 if looked_at % QUEUES_IN_TURN == 0:
                     await asyncio.sleep(0)
                 queue = self._store.consume_queues.find(topic, queue_id)
-                # RocketMQ's tier has no units of batches.
-                if queue is not None and not isinstance(queue, BatchConsumeQueue):
+                if queue is not None:
                     yield topic, queue_id, queue
 
     async def _drop_deleted(self, tier: Tier) -> bool:
@@ -344,6 +343,8 @@ class Tiering(TierReads):
             # Removed before it could be uploaded, on a full disk or by an operator: its offsets stay empty.
             time_ms = store.store_time_at(topic, queue_id, queue.min)
             return [NewUnit(None, 0, max(time_ms, 0))] * min(queue.min - offset, count)
+        if isinstance(queue, BatchConsumeQueue):
+            return self._take_batches(queue, offset, count)
         for at in range(offset, offset + count, UNITS_IN_TURN):
             if at > offset:
                 await asyncio.sleep(0)
@@ -363,6 +364,26 @@ class Tiering(TierReads):
                 else:
                     found.append(NewUnit(stored, code, record_layout.store_time_of(stored)))
         return found
+
+    def _take_batches(self, queue: BatchConsumeQueue, offset: int, count: int) -> list[NewUnit]:
+        """Do what `_take` does, with the records that begin within the next messages: RocketMQ's tier has the record
+        once for each message.
+        """
+        store, found, size = self._store, list[NewUnit](), 0
+        missing = NewUnit(None, 0, max(store.last_store_time_ms, 0))
+        end = offset + count
+        for base, messages, position, bytes_of, code, stored in store.batch_mender.rows(queue, offset):
+            size += bytes_of
+            is_enough = found and size > self._settings.tier.tiered_store_group_commit_size
+            if base >= end or is_enough or position + bytes_of > store.flushed_position:
+                return found
+            found += [missing] * (base - offset)
+            offset, messages = base + messages, base + messages - max(base, offset)
+            if stored is None:
+                found += [missing] * messages
+            else:
+                found.append(NewUnit(stored, code, record_layout.store_time_of(stored), messages))
+        return found + [missing] * (end - offset)
 
     async def kept_from(self) -> int:
         """Return the position of the log before which every message is in the tier, or is kept in none."""

@@ -39,6 +39,15 @@ class QueueUnits(NamedTuple):
         codes = None if self.codes is None else self.codes[chosen]
         return QueueUnits(self.offsets[chosen], self.counts[chosen], self.positions[chosen], self.sizes[chosen], codes)
 
+    def with_records_once(self) -> QueueUnits:
+        """Return one unit for each record, of units a message each."""
+        again = (self.positions[1:] == self.positions[:-1]) & (self.sizes[1:] != GAP_SIZE)
+        if not again.any():
+            return self
+        firsts = np.flatnonzero(np.concatenate(([True], ~again)))
+        counts = np.diff(firsts, append=len(self.positions))
+        return self.only(firsts)._replace(counts=counts)
+
 
 class LogTail:
     """Records known from the log alone: a table of queue offset, messages, physical offset and size. It is compressed
@@ -210,7 +219,7 @@ class QueueUnitFiles(ReadOnlyFiles):
 
 class QueueFiles(NamedTuple):
     """The part [first, next) of one queue's messages. Those before `files_end` are found by the files in `folder`, the
-    others by `tail`.
+    others by `tail`. `is_tiered`: each message has a unit, also those that share a record.
     """
 
     topic: str
@@ -222,6 +231,7 @@ class QueueFiles(NamedTuple):
     next: int
     tail: LogTail
     place: Place = LOCAL_DISK
+    is_tiered: bool = False
 
     def part(self, first: int, end: int) -> QueueFiles:
         """Return the files and the part of the log's tail that hold the messages [first, end)."""
@@ -269,7 +279,7 @@ class QueueFiles(NamedTuple):
                 end = int(np.argmax(beyond | (counts <= 0)))
                 yield found.only(slice(0, end))
                 return
-            yield found
+            yield found.with_records_once() if self.is_tiered else found
             index += len(units)
             if not self.batch and index >= self.files_end:
                 return

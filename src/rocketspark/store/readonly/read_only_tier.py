@@ -52,7 +52,7 @@ class ReadOnlyTier:
             end -= 1
         units.close()
         log.close()
-        return QueueFiles(topic, queue_id, folder, False, first, end, end, NO_TAIL, self._place)
+        return QueueFiles(topic, queue_id, folder, False, first, end, end, NO_TAIL, self._place, is_tiered=True)
 
     def directories_of(self, queue: QueueFiles) -> tuple[str, ...]:
         """Return the directories of the log in the tier that holds the records of a queue."""

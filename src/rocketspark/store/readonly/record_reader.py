@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rocketspark.protocol.message import checksums, record_crc, record_layout
+from rocketspark.protocol.message import checksums, record_crc, record_layout, sysflags
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,
     FIXED_BYTES_V4,
@@ -141,6 +141,8 @@ class RecordReader:
             if count < end - at:
                 view[at + count : end] = bytes(end - at - count)
         good = self._proven(units, starts)
+        if self._queue.is_tiered:
+            units, starts, good = self._without_copies(units, starts, good)
         if good.all():
             return RecordPiece(self._buffer, starts, units.sizes)
         # The log as it is by now: a broker may have removed files meanwhile.
@@ -149,12 +151,21 @@ class RecordReader:
         self._tell(units, ~good & ~gone, "damaged, or cut off, in the log or their consume queue")
         return RecordPiece(self._buffer, starts[good], units.sizes[good])
 
+    def _without_copies(self, units: QueueUnits, starts: Ints, good: Ints) -> tuple[QueueUnits, Ints, Ints]:
+        """Leave out records that an earlier unit led to: RocketMQ's tier has a batch once for each of its messages."""
+        again = good & (self._at(starts, _HEAD)["queue_offset"] < units.offsets) & (units.offsets != self._queue.first)
+        return (units.only(~again), starts[~again], good[~again]) if again.any() else (units, starts, good)
+
     def _proven(self, units: QueueUnits, starts: Ints) -> Ints:
         """Return a mask of the records that are whole and are those that their units name."""
         heads = self._at(starts, _HEAD)
         magic = heads["magic"]
         good: Ints = (heads["size"] == units.sizes) & ((magic == MAGIC_V1) | (magic == MAGIC_V2))
-        good &= (heads["queue_id"] == self._queue.queue_id) & (heads["queue_offset"] == units.offsets)
+        right_offset = heads["queue_offset"] == units.offsets
+        if self._queue.is_tiered:
+            inner = heads["sys_flag"] & sysflags.INNER_BATCH != 0
+            right_offset |= inner & (heads["queue_offset"] < units.offsets)
+        good &= (heads["queue_id"] == self._queue.queue_id) & right_offset
         good &= heads["position"] == units.positions
         if not good.all():
             rows = np.flatnonzero(good)

@@ -9,8 +9,10 @@ import threading
 from collections import OrderedDict
 
 from rocketspark.errors import StoreUnwritable
+from rocketspark.protocol.message import record_layout, sysflags
 from rocketspark.store.get_message import NOTHING_SO_FAR, Accepts, GetMessageResult, GetStatus, SoFar
-from rocketspark.store.tiered.queue_tier import ColdUnits
+from rocketspark.store.tiered.layout import first_offset
+from rocketspark.store.tiered.queue_tier import ColdUnits, end_offset
 from rocketspark.store.tiered.tier import Queue, Tier
 
 STRETCH_COUNT = 4096
@@ -112,17 +114,20 @@ class ColdCache:
             found = stretch.record(offset)
             if found is None:
                 break
-            if codes is None or stretch.units[offset - stretch.first][2] in codes:
-                if count and (total + len(found) > bytes_max or count >= count_max):
+            code, behind = stretch.units[offset - stretch.first][2], end_offset(found)
+            several = record_layout.sys_flag_of(found) & sysflags.INNER_BATCH
+            if codes is None or code in codes or (several and not code):
+                messages = behind - first_offset(found)
+                if count and (total + len(found) > bytes_max or count + messages > count_max):
                     break
                 passes = accepts is None or accepts(found)
                 if passes is None:
                     break
                 if passes:
                     records.append(found)
-                    count += 1
+                    count += messages
                     total += len(found)
-            offset += 1
+            offset = behind
         count, total = count - so_far.messages, total - so_far.size
         status = GetStatus.FOUND if records else GetStatus.NO_MATCHED
         return GetMessageResult(status, records, count, total, offset, low, high)

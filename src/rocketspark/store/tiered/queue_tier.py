@@ -1,5 +1,6 @@
 """One queue in the tier: its records and its units. Rule: a record is durable before its unit is; units are the truth.
 
+Each message has a unit: those of one record (inner batches) lead to it or, as RocketMQ writes them, to copies of it.
 After a kill the queue ends with the last unit whose record is whole; what lies behind is written over.
 """
 
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreUnwritable
 from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.tiered.flat_file import FlatFile
 from rocketspark.store.tiered.layout import UNIT, at_position, first_offset, record_size
@@ -36,23 +38,31 @@ class ColdUnits(NamedTuple):
         return self.first + len(self.units)
 
     def record(self, offset: int) -> memoryview | None:
-        """Return a message's record; None if it is missing or damaged."""
+        """Return the record that holds a message; None if it is missing or damaged."""
         position, size, _ = self.units[offset - self.first]
         at = position - self.base
         if size == GAP_SIZE or at < 0:
             return None
         found = self.content[at : at + size]
-        if len(found) != size or record_size(found) != size or first_offset(found) != offset:
+        if len(found) != size or record_size(found) != size:
             return None
-        return found
+        return found if first_offset(found) == offset or first_offset(found) < offset < end_offset(found) else None
+
+
+def end_offset(stored: memoryview) -> int:
+    """Return the queue offset behind the messages of a whole record."""
+    return first_offset(stored) + BatchConsumeQueue.count_of(stored)
 
 
 class NewUnit(NamedTuple):
-    """A message to be appended: its record (None: it is missing), tags code and store time."""
+    """A message to be appended: its record (None: it is missing), tags code and store time. `messages`: those of
+    the record that are appended, all in a row.
+    """
 
     record: memoryview | None
     code: int
     time_ms: int
+    messages: int = 1
 
 
 class QueueTier:
@@ -133,13 +143,13 @@ class QueueTier:
         if not (self.log.start <= position and size >= _HEAD_BYTES and position + size <= self.log.end):
             return False
         found = self.log.read(position, size)
-        if record_size(found) != size or first_offset(found) != offset:
+        if record_size(found) != size:
             return False
         try:
             record.decode(memoryview(found))
         except RecordError:
             return False
-        return True
+        return end_offset(memoryview(found)) == offset + 1
 
     def find_low(self) -> None:
         """Find the oldest message that has both its unit and its record: neither's segments end with the other's."""
@@ -159,7 +169,7 @@ class QueueTier:
         StoreFull, StoreUnwritable.
         """
         position, places, pieces = self.log.end, [], []
-        for stored, _, time_ms in messages:
+        for stored, _, time_ms, _ in messages:
             if stored is None:
                 places.append((position, GAP_SIZE))
                 continue
@@ -180,7 +190,7 @@ class QueueTier:
         before, log_end = self.units.end, places[0][0]
         rows = zip(messages, places, strict=True)
         try:
-            self.units.append(((UNIT.pack(*place, m.code), m.time_ms) for m, place in rows), now_ms)
+            self.units.append(((UNIT.pack(*place, m.code) * m.messages, m.time_ms) for m, place in rows), now_ms)
         except BaseException:
             self.units.cut(before)
             self.log.cut(log_end)
@@ -249,7 +259,7 @@ class QueueTier:
 
     def offset_at_time(self, time_ms: int, upper: bool) -> int:
         """Return the offset of the first message stored at or after a time, `high` if none is; with `upper` of the last
-        stored at or before it, `low` if none is. Raises StoreUnwritable.
+        stored at or before it, `low` if none is: of a record of several messages the first. Raises StoreUnwritable.
         """
         low, high = self.low, self.high
         while low < high:
@@ -259,4 +269,8 @@ class QueueTier:
                 high = middle
             else:
                 low = middle + 1
-        return max(low - 1, self.low) if upper else low
+        if upper and low > self.low:
+            position, size, _ = self.unit(low - 1)
+            first = low - 1 if size == GAP_SIZE else first_offset(self.log.read(position, _HEAD_BYTES))
+            low = min(first, low - 1)
+        return max(low, self.low)

@@ -254,7 +254,7 @@ class Tier:
                 queue.log.cut(places[0][0])
                 raise
         queue.append_units(messages, places, now_ms)
-        self.appended[queue.topic] = self.appended.get(queue.topic, 0) + len(messages)
+        self.appended[queue.topic] = self.appended.get(queue.topic, 0) + sum(m.messages for m in messages)
         self.appended_bytes += sum(len(m.record) for m in messages if m.record is not None)
 
     def _keys_of(
