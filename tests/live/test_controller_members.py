@@ -232,6 +232,52 @@ def test_members_are_added_and_removed_while_they_run(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: a controller is not added before it runs: the others would count on it")
+def test_one_that_does_not_run_is_not_added(tmp_path: Path) -> None:
+    async def main() -> None:
+        connections = Connections()
+        async with three(tmp_path) as group:
+            await group.leader()
+            operator = ControllerGroup(group.addresses.values(), connections)
+            before = await operator.members()
+            with pytest.raises(
+                ServerError, match=r"n3-127\.0\.0\.1:1 cannot be added: no controller of the group answers"
+            ):
+                await operator.add("n3-127.0.0.1:1")
+            assert [each.name for each in await operator.members()] == [each.name for each in before]
+        await connections.close()
+
+    run(main())
+
+
+@pytest.mark.shows(
+    "mended: a change of controllers whose answer was lost is told as done, once the group has agreed on it"
+)
+def test_a_change_whose_answer_is_lost_is_told_as_done(tmp_path: Path) -> None:
+    async def main() -> None:
+        connections = Connections()
+        async with three(tmp_path) as group:
+            journal: Any = group.running[await group.leader()]._journal
+            outcome = journal._outcome
+
+            async def lost(ask: Any) -> Any:
+                found = await outcome(ask)
+                return None if ask.func == journal._thread.change_members else found
+
+            journal._outcome = lost
+            gone = next(node for node, server in group.running.items() if not server.leads)
+            operator = ControllerGroup(group.addresses.values(), connections)
+            await operator.remove(gone)
+            assert gone not in [each.name for each in await operator.members()]
+            await operator.add(f"{gone}-{group.addresses[gone]}")
+            assert len(await operator.members()) == 3
+            with pytest.raises(ServerError, match="is a member"):
+                await operator.add(f"{gone}-{group.addresses[gone]}")
+        await connections.close()
+
+    run(main())
+
+
 def test_a_single_controller_becomes_three(tmp_path: Path) -> None:
     async def main() -> None:
         group = Three(tmp_path)

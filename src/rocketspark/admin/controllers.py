@@ -61,6 +61,7 @@ class ControllerGroup:
 
     async def _change(self, change: Change) -> None:
         error: RocketSparkError = NotSent("no controller leads")
+        may_be_done = False
         for _ in range(TRIES):
             try:
                 leader = (await self._any()).leader
@@ -69,19 +70,34 @@ class ControllerGroup:
                     return
             except ServerError as e:
                 if e.code not in (ResponseCode.CONTROLLER_NOT_LEADER, ResponseCode.SYSTEM_BUSY):
+                    if (
+                        may_be_done
+                        and e.code == ResponseCode.CONTROLLER_INVALID_REQUEST
+                        and await self._is_done(change)
+                    ):
+                        return
                     raise
                 error = e
+                may_be_done |= e.code == ResponseCode.SYSTEM_BUSY
             except TransportError as e:
                 error = e
+                may_be_done |= not isinstance(e, NotSent)
             await asyncio.sleep(PAUSE_S)
         raise error
 
+    async def _is_done(self, change: Change) -> bool:
+        names = (await self._any()).members
+        return (change.what == "add") == any(change.member in (each, parse_member(each).node) for each in names)
+
     async def _any(self) -> Hello:
-        """Ask the controllers in turn; one that knows a leader is preferred."""
+        """Ask the controllers in turn, then the leader that one of them knows: one that was removed knows less."""
         answers = [hello for address in self._addresses if (hello := await self._hello(address)) is not None]
         if not answers:
             raise NotSent(f"no controller answers: {', '.join(self._addresses)}")
-        return next((hello for hello in answers if hello.leader), answers[0])
+        found = next((hello for hello in answers if hello.leader), answers[0])
+        if found.leader in ("", found.name):
+            return found
+        return await self._hello(parse_member(found.leader).address) or found
 
     async def _hello(self, address: str) -> Hello | None:
         try:

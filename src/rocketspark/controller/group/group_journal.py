@@ -391,13 +391,15 @@ class GroupJournal:
                 member = parse_member(member).name
         except (msgspec.DecodeError, ConfigError) as e:
             raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, str(e)) from None
-        names = self._status.members
         if asked.what not in ("add", "rem"):
             raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "members are added (add) or removed (rem)")
         if not self.leads or self._thread is None:
             raise self._not_leader(f"{self._status.leader or 'none'} leads")
-        if asked.what == "add" and (problem := _new_member(member, self.members)):
-            raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, problem)
+        # Who is a member is agreed on then, and not a change that may still be taken back.
+        await self.carry_out(lambda state: Decision())
+        names = self._status.members
+        if asked.what == "add" and (problem := await self._why_not(member)):
+            raise ServerError(ResponseCode.CONTROLLER_INVALID_REQUEST, f"{member} cannot be added: {problem}")
         if asked.what == "rem" and (not member or len(names) <= 1):
             raise ServerError(
                 ResponseCode.CONTROLLER_INVALID_REQUEST,
@@ -414,6 +416,16 @@ class GroupJournal:
         log.warning("%s: %s by %s", member, "added" if asked.what == "add" else "removed", peer.address)
         return reply(request.opaque)
 
+    async def _why_not(self, name: str) -> str:
+        """Return why a member cannot be added; it counts for a majority at once, so it must be there."""
+        new = parse_member(name)
+        for each in self.members:
+            if new.node == each.node or new.address == each.address:
+                return f"{each.name} is a member"
+        if await self._ask_hello(name) is None:
+            return f"no controller of the group answers there as {new.node}: start it first"
+        return ""
+
 
 def check_library() -> None:
     """Raise ConfigError if pysyncobj is not installed, or in another version: older ones forget terms and votes."""
@@ -428,11 +440,3 @@ def check_library() -> None:
 def _settle(found: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not found.done():
         found.set_result(outcome)
-
-
-def _new_member(name: str, members: list[Member]) -> str:
-    new = parse_member(name)
-    for each in members:
-        if new.node == each.node or new.address == each.address:
-            return f"{name} cannot be added: {each.name} is a member"
-    return ""
