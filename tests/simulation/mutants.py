@@ -371,6 +371,14 @@ TABLE: dict[str, Planted] = {
         seed=3,
         shape=TIERED,
     ),
+    "a_request_that_was_given_up_is_forgotten": Planted(
+        "what only the tier has is read by offset",
+        "store/tiered/object_segments.py",
+        "            if at <= start and start + size < end and _digest(",
+        "            if at < 0 and _digest(",
+        seed=14,
+        shape={"parts": ["objects"]},
+    ),
     "a_pop_does_not_look_into_the_tier": Planted(
         "groups are given what only the tier has",
         "broker/pop/reading.py",

@@ -12,6 +12,7 @@ PARTS: dict[str, Part] = {
     "compacted": compacted.PART,
     "dead letters": dead_letters.PART,
     "lite": lite.PART,
+    "objects": tiered.OBJECTS,
     "once": once.PART,
     "ordered": ordered.PART,
     "resets": resets.PART,

@@ -1,4 +1,4 @@
-"""A topic that is copied to a second tier, a folder that all brokers reach, or cannot reach for a while.
+"""A topic that is copied to a second tier, which all brokers reach, or cannot reach for a while: a folder, or objects.
 
 Where no other clients are the brokers keep little of their logs, so that most of the topic is in the tier alone.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import loop
@@ -24,7 +24,7 @@ from rocketspark.store.tiered.segments import FolderSegments
 
 if TYPE_CHECKING:
     from tests.simulation.workloads import Workload
-    from tests.simulation.world import Node
+    from tests.simulation.world import Node, World
 
 TOPIC, QUEUES = "p-tier", 2
 GROUPS = {"pull": "p-tier-pull", "push": "p-tier-push", "pop": "p-tier-pop"}
@@ -63,13 +63,34 @@ def draw(chance: random.Random, end_s: float) -> list[Step]:
     return found
 
 
+def draw_with_objects(chance: random.Random, end_s: float) -> list[Step]:
+    """Draw the same, and at times that the store holds up requests until nobody waits for them any more."""
+    found = draw(chance, end_s)
+    if chance.random() < 0.5:
+        step = {"kind": "away", "at": round(chance.uniform(5, end_s - 12), 3), "how": "hangs"}
+        found.append(step | {"seconds": round(chance.uniform(12, 35), 3)})
+    return found
+
+
 _away: list[str] = []
+# What is called once it is there again.
+_backs: list[Callable[[World], None]] = []
 
 
 def begin() -> None:
     """Have the folder be away while `_away` says so."""
     for name in ("sizes", "append", "read", "remove", "whole", "put"):
         setattr(FolderSegments, name, _reached(name, getattr(FolderSegments, name)))
+
+
+def begin_with_objects() -> None:
+    """Have brokers find their tier in an object store, whose requests go over the network, and are made in its way."""
+    # Not before: pyarrow is for those alone that have such a tier.
+    from tests.simulation.object_store import PlayedStore, install
+
+    store = PlayedStore(_away)
+    install(store)
+    _backs.append(store.come_back)
 
 
 def _reached(name: str, call: Any) -> Any:
@@ -107,6 +128,8 @@ async def _be_away(node: Node, step: Step) -> None:
     _away.append(step["how"])
     await wait_until(world, step["at"] + step["seconds"])
     _away.remove(step["how"])
+    for back in _backs:
+        back(world)
     world.record("mended", what=f"tier {step['how']}", node=node.name)
 
 
@@ -118,6 +141,7 @@ async def _finish(work: Workload) -> None:
 
 
 PART = Part(draw, start, {TOPIC: QUEUES}, _finish, SETTINGS, begin=begin, alone=CUT)
+OBJECTS = PART._replace(draw=draw_with_objects, begin=begin_with_objects)
 
 
 # -- what is promised --------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """Segments in an object store. An object cannot grow, so a segment is a folder of parts: `segment/position`, each what
 one upload brought. Needs pyarrow (extra `arrow`), whose S3 client it is.
 
-Rule: a part is there whole or not at all. Parts that an upload leaves behind its end are removed before it.
+Rule: a part is there whole or not at all. Parts that an upload leaves behind its end are removed before it. A request
+that failed may still be carried out at any time, so it is made again as it was before more is written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from rocketspark.errors import ConfigError, StoreUnwritable
@@ -29,6 +32,8 @@ class ObjectSegments:
         self.root = root.rstrip("/")
         # Of each segment the positions of its parts, in order, and their sizes.
         self._parts: dict[str, dict[int, int]] = {}
+        # Of each segment the parts whose upload failed: by position the size, and a digest of the content.
+        self._failed: dict[str, dict[int, tuple[int, bytes]]] = {}
         self._lock = threading.Lock()
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -75,19 +80,36 @@ class ObjectSegments:
             size += info.size
 
     def append(self, key: str, at: int, content: bytes) -> None:
-        """Make a segment end with `content`, from byte `at` on. Raises StoreUnwritable."""
+        """Make a segment end with `content`, at least a byte, from byte `at` on. Raises StoreUnwritable."""
         parts = self._parts.get(key, {})
         if _end(parts) < at:
             raise StoreUnwritable(f"{self.root}/{key} is shorter than the {at} bytes that were written")
-        for stale in [start for start in parts if start > at]:
+        end = at + len(content)
+        for stale in [start for start in parts if start >= end]:
             self._delete(self._path(key, stale))
             with self._lock:
                 parts = self._parts[key] = {start: size for start, size in parts.items() if start != stale}
+        # A request that was given up may come late, and take the place of what is written there: as a part of its own
+        # it changes nothing then. Nor is a part removed that is written again.
+        failed = {start: of for start, of in self._failed.pop(key, {}).items() if start + of[0] > at}
+        if failed:
+            self._failed[key] = failed
+        cuts = {start for start in parts if start > at}
+        for start, (size, digest) in failed.items():
+            if at <= start and start + size < end and _digest(content[start - at :][:size]) == digest:
+                cuts |= {start, start + size}
+        for start, until in pairwise(sorted({at, *cuts, end})):
+            self._put_part(key, start, content[start - at : until - at])
 
+    def _put_part(self, key: str, at: int, content: bytes) -> None:
         path = self._path(key, at)
-        self._told("write", path, partial(self._write, path, content))
+        try:
+            self._told("write", path, partial(self._write, path, content))
+        except StoreUnwritable:
+            self._failed.setdefault(key, {})[at] = len(content), _digest(content)
+            raise
         with self._lock:
-            self._parts[key] = dict(sorted({**parts, at: len(content)}.items()))
+            self._parts[key] = dict(sorted({**self._parts.get(key, {}), at: len(content)}.items()))
 
     def read(self, key: str, at: int, count: int) -> bytes:
         """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""
@@ -161,6 +183,10 @@ class ObjectSegments:
             # pyarrow raises OSErrors, and errors of its own.
             why = shown(str(e).splitlines()[0] if str(e) else type(e).__name__)
             raise StoreUnwritable(f"cannot {doing} {shown(path)}: {why}", retriable=True) from e
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _end(parts: dict[int, int]) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
-from pyarrow import fs
+from tests.support.objects_in_memory import Objects
 from tests.unit.store.tiered.test_kills import MESSAGES, check
 
 from rocketspark.errors import StoreUnwritable
@@ -24,63 +23,20 @@ pytestmark = pytest.mark.shows(
 T = TypeVar("T")
 
 
-class Objects:
-    """What ObjectSegments needs of a pyarrow FileSystem, in memory. A share `rate` of the requests fails; of these
-    every other one is carried out all the same.
-    """
+class FailingObjects(Objects):
+    """A share `rate` of the requests fails; of these every other one is carried out all the same."""
 
     def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self.chance = chance
         self.rate = 0.0
-        self.content: dict[str, bytes] = {}
 
-    def _asked(self, carry_out: Callable[[], T]) -> T:
+    def asked(self, carry_out: Callable[[], T]) -> T:
         if self.chance.random() < self.rate:
             if self.chance.random() < 0.5:
                 carry_out()
             raise OSError("no answer")
         return carry_out()
-
-    def get_file_info(self, asked: Any) -> Any:
-        def info(path: str) -> Any:
-            found = self.content.get(path)
-            kind = fs.FileType.NotFound if found is None else fs.FileType.File
-            return SimpleNamespace(path=path, size=None if found is None else len(found), type=kind)
-
-        if isinstance(asked, str):
-            return self._asked(lambda: info(asked))
-        below = f"{asked.base_dir}/"
-        return self._asked(lambda: [info(path) for path in self.content if path.startswith(below)])
-
-    def delete_file(self, path: str) -> None:
-        def delete() -> None:
-            if self.content.pop(path, None) is None:
-                raise FileNotFoundError(path)
-
-        self._asked(delete)
-
-    def open_output_stream(self, path: str) -> Any:
-        return _Stream(lambda content: self._asked(lambda: self.content.update({path: content})))
-
-    def open_input_file(self, path: str) -> Any:
-        content = self.content[path]
-        return _Stream(lambda _: None, lambda count, at: self._asked(lambda: content[at : at + count]))
-
-
-class _Stream:
-    def __init__(self, close: Callable[[bytes], None], read_at: Callable[[int, int], bytes] | None = None) -> None:
-        self._close, self.read_at = close, read_at
-        self._content = b""
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def write(self, content: bytes) -> None:
-        self._content += content
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None:
-            self._close(self._content)
 
 
 class Run:
@@ -88,7 +44,7 @@ class Run:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.chance = random.Random(seed)
-        self.objects = Objects(self.chance)
+        self.objects = FailingObjects(self.chance)
         self.settings = TierSettings(
             str(folder),
             "c",
@@ -165,3 +121,46 @@ def test_nothing_that_was_uploaded_is_lost(first: int, tmp_path: Path) -> None:
             Run(seed, folder).go()
         except BaseException as e:
             raise AssertionError(f"seed {seed}: {e!r}") from e
+
+
+class LateObjects(Objects):
+    """A share of the writes is given up; these are carried out later, at any time and in any order."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance, self.late = chance, list[Callable[[], object]]()
+
+    def write(self, path: str, content: bytes) -> None:
+        if self.chance.random() < 0.4:
+            self.late.append(lambda: super(LateObjects, self).write(path, content))
+            raise OSError("no answer")
+        super().write(path, content)
+
+    def some_come(self) -> None:
+        self.chance.shuffle(self.late)
+        for _ in range(self.chance.randrange(len(self.late) + 1)):
+            self.late.pop()()
+
+
+@pytest.mark.shows("mended: an upload to an object store that was given up, and came late, cut what was uploaded since")
+def test_an_upload_that_was_given_up_and_comes_late_takes_nothing() -> None:
+    wanted = bytes(range(256))
+    for seed in range(300):
+        objects = LateObjects(chance := random.Random(seed))
+        segments = ObjectSegments(objects, "bucket/tier")
+        end = following = 0
+        while end < len(wanted):
+            # More each time, as messages come; all of it again where what belongs to it could not be written.
+            following = min(following + chance.randrange(20), len(wanted))
+            try:
+                segments.append("s", end, wanted[end:following])
+            except StoreUnwritable:
+                continue
+            if chance.random() < 0.8:
+                end = following
+            objects.some_come()
+            whole = Objects()
+            whole.content = objects.content
+            found = ObjectSegments(whole, "bucket/tier")
+            assert found.read("s", 0, 1000)[:end] == wanted[:end], seed
+            assert dict(found.sizes("s/")).get("s", 0) >= end, seed
