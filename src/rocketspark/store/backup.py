@@ -14,17 +14,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from rocketspark import machine
-from rocketspark.errors import ConfigError, StoreFull, StoreUnwritable
+from rocketspark.errors import ConfigError, StoreFull, StoreLocked, StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.protocol.message.record_layout import BLANK_BYTES_MIN
 from rocketspark.store.deleted_topics import VERSION as DELETED_VERSION
 from rocketspark.store.deleted_topics import topics_of
-from rocketspark.store.files import config_files
+from rocketspark.store.files import config_files, store_number
 from rocketspark.store.files.system_calls import DirectoryLock, OsFiles, failure
 
 VERSION = 1
@@ -74,8 +74,9 @@ def backup(
     """Copy a store into a folder of its own. A folder that holds an older copy of the same store is brought up to date.
 
     `commit_log`: the log's folder if it is not below `root`; `tell(files, bytes)` is called while the copy goes on.
-    Raises ConfigError if there is no store, or a restore of it was broken off, or the target holds something else;
-    StoreFull, StoreUnwritable.
+    Raises ConfigError if there is no store, or a restore of it was broken off, or the target holds something else, such
+    as the copy of another store; StoreLocked while another backup is at work there; StoreFull,
+    StoreUnwritable.
     """
     root, target = Path(root), Path(target)
     config_files.check_restored(str(root))
@@ -85,10 +86,22 @@ def backup(
         which = f"; below it are {shown(', '.join(below), characters_max=400)}: copy each by itself" if below else ""
         raise ConfigError(f"{root} is no store: it has no folder {_LOG}{which}")
     before = _described(target)
-    if before is None and target.exists() and any(target.iterdir()):
+    if before is None and target.exists() and any(path.name != "lock" for path in target.iterdir()):
         raise ConfigError(f"{target} holds other files: choose an empty folder, or that of an older backup")
     if target.resolve().is_relative_to(root.resolve()) or root.resolve().is_relative_to(target.resolve()):
         raise ConfigError(f"{target} and {root} lie within each other: choose a folder outside the store")
+    with _locked(target):
+        return _backed_up(root, target, log, before, tell)
+
+
+def _backed_up(root: Path, target: Path, log: Path, before: dict[str, Any] | None, tell: Tell) -> Copied:
+    """Copy a store into a folder whose lock is held. `before`: what the folder tells of an older copy."""
+    was, now = (store_number.number_of(str(of), OsFiles(), is_empty=False) for of in (target, root))
+    if None not in (was, now) and was != now and any(map(_has_record, (target / _LOG).glob("*"))):
+        raise ConfigError(
+            f"{target} holds a backup of another store than {root}: choose a folder for each, so that none is lost; if"
+            " the other one is not needed any more, remove its backup"
+        )
     if before is not None and not before["sealed"]:
         for path in (target / _LOG).glob("*"):
             os.utime(path, (0, 0))  # By an older program: their times do not say that they are whole.
@@ -119,8 +132,8 @@ def restore(
     broken off.
 
     Without `with_identity` the broker gets a new number from its controller: for a copy that runs beside the original.
-    Raises ConfigError if it is no whole backup, or the folder has something else; StoreLocked if another restore, or a
-    server, is at work there; StoreFull, StoreUnwritable.
+    Raises ConfigError if it is no whole backup, or one is made into its folder meanwhile, or the new store's folder has
+    something else; StoreLocked if another restore, or a server, is at work there; StoreFull, StoreUnwritable.
     """
     source, root = Path(source), Path(root)
     description = _described(source)
@@ -138,7 +151,26 @@ def restore(
     try:
         # Another restore may have ended meanwhile.
         _check_room_for_restore(root)
-        return _restored(source, root, with_identity, tell)
+        return _restored(source, description, root, with_identity, tell)
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a backup's folder, if one can be made there: two backups would cut off each other's files, and
+    the end of one make them count as whole. Raises StoreLocked.
+    """
+    lock = DirectoryLock(str(folder / "lock"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except StoreLocked:
+        raise StoreLocked(f"another backup is at work in {folder}: wait until it has ended") from None
+    except (OSError, StoreFull, StoreUnwritable):
+        pass  # What cannot be written there fails below.
+    try:
+        yield
     finally:
         lock.release()
 
@@ -150,8 +182,8 @@ def _check_room_for_restore(root: Path) -> None:
         raise ConfigError(f"{root} is not empty: restore into a new folder, so that nothing is overwritten")
 
 
-def _restored(source: Path, root: Path, with_identity: bool, tell: Tell) -> Copied:
-    """Copy a backup into a folder whose lock is held, in the place of what is there."""
+def _restored(source: Path, description: dict[str, Any], root: Path, with_identity: bool, tell: Tell) -> Copied:
+    """Copy a backup, of this description, into a folder whose lock is held, in the place of what is there."""
     files, copy = OsFiles(), _Copy(tell)
     mark = root / config_files.RESTORE_MARK
     # No broker starts on a part of it.
@@ -164,6 +196,8 @@ def _restored(source: Path, root: Path, with_identity: bool, tell: Tell) -> Copi
     for name in ("abort", *_FIRST, *_NEXT, _COMPACTED, _LOG):
         if with_identity or name not in _IDENTITY:
             copy.whole(source / name, root / name)
+    if _described(source) != description:
+        raise ConfigError(f"a backup was made into {source} while it was restored: restore it once more")
     files.sync_all(str(root))
     mark.unlink()
     files.sync_directory(str(root))
@@ -180,7 +214,7 @@ def _described(folder: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{folder / DESCRIPTION} cannot be read ({e}): is this a backup?") from None
     if version != VERSION:
         raise ConfigError(f"the backup in {folder} is of version {version}, this program reads {VERSION}: update it")
-    return {"version": version, "state": state, "sealed": found.get("sealed") is True}
+    return {"version": version, "state": state, "sealed": found.get("sealed") is True, "made": found.get("madeMs")}
 
 
 def _describe(folder: Path, state: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -295,3 +296,53 @@ def test_a_topic_deleted_while_the_log_is_copied_is_deleted_in_the_copy(
     assert "t0" not in copy.queues()
     assert copy.queue_range("t1", 1)[1] >= 3
     assert send(copy, "t0", 0, b"new")[1] == 0
+
+
+@pytest.mark.shows("a backup into the folder of another store's, or of one that is under way, changes nothing there")
+def test_a_backup_is_not_overwritten_by_that_of_another_store(make_store: Any, send: Any, tmp_path: Path) -> None:
+    stores = [make_store(tmp_path / name) for name in ("a", "b")]
+    backup(stores[0].settings.root, tmp_path / "backup")
+    # Nothing is lost that has no message.
+    backup(stores[1].settings.root, tmp_path / "backup")
+    for store in stores:
+        fill(store, send, 0, 10), flush(store)
+    backup(stores[1].settings.root, tmp_path / "backup")
+    before = {path: path.read_bytes() for path in (tmp_path / "backup").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="holds a backup of another store than"):
+        backup(stores[0].settings.root, tmp_path / "backup")
+    assert {path: path.read_bytes() for path in (tmp_path / "backup").rglob("*") if path.is_file()} == before
+    # One without a number, as replicas have none, may be the same.
+    (tmp_path / "a/config/storeNumber.json").unlink()
+    backup(stores[0].settings.root, tmp_path / "backup")
+
+
+def test_two_backups_into_one_folder_do_not_mix(make_store: Any, send: Any, tmp_path: Path) -> None:
+    store = make_store()
+    fill(store, send, 0, 10), flush(store)
+    root, target = store.settings.root, tmp_path / "backup"
+
+    def twice(files: int, copied_bytes: int) -> None:
+        with pytest.raises(StoreLocked, match="another backup is at work"):
+            backup(root, target)
+        # As a kill there leaves it.
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backup(root, target, tell=twice)
+    with pytest.raises(ConfigError, match="broken off"):
+        restore(target, tmp_path / "r")
+    (target / "backup.json").unlink()
+    for path in [*target.iterdir()]:
+        shutil.rmtree(path) if path.is_dir() else path.name == "lock" or path.unlink()
+    backup(root, target)
+    again: list[int] = []
+
+    def anew(files: int, copied_bytes: int) -> None:
+        if not again:
+            again.append(backup(root, target).files)
+
+    with pytest.raises(ConfigError, match="while it was restored"):
+        restore(target, tmp_path / "r", tell=anew)
+    with pytest.raises(ConfigError, match="once more"):
+        make_store(tmp_path / "r")
+    restore(target, tmp_path / "r")

@@ -33,7 +33,7 @@ def backup(
     """Copy a store: messages, queues, offsets, timers, tables. Its broker may run and take messages meanwhile.
 
     The backup holds at least all that was stored when it began. Into a folder that holds an older backup only what is
-    new of the log is copied. On one machine at a time: it does not ask for locks.
+    new of the log is copied; one of another store is refused, as is a folder into which another backup is being made.
 
     Example: `rocketspark backup --store ./store --to /backups/broker-a`
     """
