@@ -128,6 +128,28 @@ def test_a_time_range_and_a_group_that_never_came(
         audit.run(spark, cluster.namesrv, ["not-there"])
 
 
+@pytest.mark.shows(
+    "mended: `audit` with a time that is not over counts what came after it asked for the groups' places"
+)
+def test_what_comes_during_an_audit_does_not_count(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = queues_of(topic)[0]
+    load(topic, 5, queue=queue)
+    commit(cluster, "present", {queue: 5})
+    asked = audit.ask
+
+    def ask(*given: object, **named: object) -> audit.AuditScope:
+        scope: audit.AuditScope = asked(*given, **named)  # type: ignore[arg-type]
+        load(topic, 3, queue=queue)
+        return scope
+
+    monkeypatch.setattr(audit, "ask", ask)
+    in_an_hour_ms = int(time.time() * 1000) + 3_600_000
+    report = audit.run(spark, cluster.namesrv, [topic], AuditOptions(groups=["present"], until_ms=in_an_hour_ms))
+    assert (report.topics[0].messages, report.groups[0].unconsumed, report.ok) == (5, 0, True)
+
+
 @pytest.mark.shows("mended: `audit` and reads take a topic that may not be read for an empty one")
 def test_dead_letters_that_may_not_be_read(spark: SparkSession, cluster: Cluster, topic: str, load: Load) -> None:
     load(topic, 1, queue=queues_of(topic)[0])

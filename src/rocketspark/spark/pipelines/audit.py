@@ -5,6 +5,7 @@ before the reading, by the offsets that queues and groups have then, so a live t
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ from rocketspark.tables.option_values import check_range
 
 COLUMNS = "topic string, broker string, queueId int, queueOffset bigint, messageId string, storeTime timestamp_ltz"
 PLACES_MAX = 10
+# Brokers' clocks may differ from ours by this much.
+CLOCKS_MS = 3_600_000
 DEFAULTS = AuditOptions()
 
 
@@ -178,6 +181,8 @@ class _Audit:
         count = sum(end - first for first, end in self._scope.bounds.values())
         self._progress.say(f"reading {', '.join(self._topics)}: {count:,} messages, less those out of the time range")
         rows = self._read(COLUMNS, self._topics).withColumn("storedMs", F.unix_millis("storeTime")).drop("storeTime")
+        if self._options.until_ms is not None:
+            rows = rows.where(F.col("storedMs") < self._options.until_ms)
         rows = rows.persist()
         try:
             by_queue = self._by_queue(rows)
@@ -208,10 +213,13 @@ class _Audit:
         options = self._where.read_options() | {"topic": ",".join(topics), "failOnDataLoss": "false"}
         if self._options.since_ms is not None:
             options["startingTimestamp"] = str(self._options.since_ms)
-        if self._options.until_ms is not None:
-            options["endingTimestamp"] = str(self._options.until_ms)
-        elif ends := {q: bounds[1] for q, bounds in self._scope.bounds.items() if q.topic in topics}:
+        until_ms = self._options.until_ms
+        ends = {q: bounds[1] for q, bounds in self._scope.bounds.items() if q.topic in topics}
+        # What came since is of a time that is not over yet.
+        if ends and (until_ms is None or until_ms > time.time() * 1000 - CLOCKS_MS):
             options["endingOffsets"] = json.dumps(to_json(ends))
+        elif until_ms is not None:
+            options["endingTimestamp"] = str(until_ms)
         return self._spark.read.format("rocketmq").options(**options).schema(columns).load()
 
     # -- counting ----------------------------------------------------------------------------------------------------
