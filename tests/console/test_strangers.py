@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
@@ -189,6 +190,36 @@ def test_silent_connections_end_and_keep_nobody_out(cluster: Cluster, monkeypatc
     assert asyncio.run(run()) == ([b""] * 4, b"HTTP/1.1 200")
 
 
+def test_who_reads_no_answers_loses_the_connection(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 0.3)
+    loop_of = socket.socket(), socket.socket()
+
+    async def run() -> list[int]:
+        running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await running.start()
+        host, port = running.address.split(":")
+        ask = f"GET /static/vendor/htmx.min.js HTTP/1.1\r\nHost: {host}\r\n".encode()
+        try:
+            for link, asked in zip(loop_of, (ask + b"\r\n", ask + b"Connection: close\r\n\r\n"), strict=True):
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                link.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(link, (host, int(port)))
+                await asyncio.get_running_loop().sock_sendall(link, asked * 300)
+            counts = []
+            async with asyncio.timeout(30):
+                while not counts or counts[-1]:
+                    await asyncio.sleep(0.05)
+                    assert running._server is not None
+                    counts.append(len(running._server.server_state.connections))
+            return counts
+        finally:
+            await running.close()
+            for link in loop_of:
+                link.close()
+
+    assert max(asyncio.run(run())) == 2
+
+
 @pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
 def test_who_asks_at_once_gets_in_beside_silent_connections(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, proxies: tuple[str, ...]
@@ -250,7 +281,7 @@ def test_changes_come_through_a_proxy_that_ends_tls(cluster: Cluster, host: str,
 
 
 def test_logins_through_a_proxy_are_bounded_by_who_it_asks_for(locked: Cluster) -> None:
-    def codes(*proxies: str) -> list[int]:
+    def codes(*proxies: str, many: str = "198.51.100.1", last: str = "198.51.100.2") -> list[int]:
         with opened(locked.namesrv, options=tls_of(locked), trusted_proxies=proxies, client=("10.0.0.9", 5)) as client:
             client.get("/login")
             console = client.app.state.console  # type: ignore[attr-defined]
@@ -260,12 +291,14 @@ def test_logins_through_a_proxy_are_bounded_by_who_it_asks_for(locked: Cluster) 
                 client.post(
                     "/login", data=fields, headers={"Origin": ORIGIN, "X-Forwarded-For": f"192.0.2.{i}, {asks}"}
                 ).status_code
-                for i, asks in enumerate(["198.51.100.1"] * (ATTEMPTS_OF_HOST_MAX + 1) + ["198.51.100.2"])
+                for i, asks in enumerate([many.format(n) for n in range(ATTEMPTS_OF_HOST_MAX + 1)] + [last])
             ]
 
     refused = [401] * ATTEMPTS_OF_HOST_MAX + [429]
     assert codes("10.0.0.9") == [*refused, 401]
     assert codes() == [*refused, 429]
+    # One host has as many addresses of IPv6 as it likes.
+    assert codes("10.0.0.9", many="2001:db8::{}", last="2001:db8:0:1::1") == [*refused, 401]
 
 
 @pytest.mark.parametrize(

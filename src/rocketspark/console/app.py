@@ -33,6 +33,7 @@ from rocketspark.console.state import Console
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
+from rocketspark.transport.server_bounds import place_of
 
 log = logging.getLogger("rocketspark.console")
 STATIC = Path(__file__).parent / "static"
@@ -209,7 +210,7 @@ class _Ways:
         form = await self._form(call)
         name, secret = form.get("access_key", "").strip(), form.get("secret_key", "")
         source = self._source(call)
-        host = source.rpartition(":")[0]
+        host = place_of(source.rpartition(":")[0])
         wait_s = self._console.attempts.wait_s(host)
         error = ""
         if wait_s:

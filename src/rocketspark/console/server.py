@@ -14,27 +14,37 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rocketspark.console.app import make_app
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
+from rocketspark.transport.server_bounds import place_of
 
 CONNECTIONS_MAX = 500
 # Of one address, so that the others keep most of them; proxies that are trusted ask for many.
 CONNECTIONS_OF_HOST_MAX = 100
 # How long a connection may take until its request is there, the first one or another.
 REQUEST_S = 10.0
+# How long an answer waits for a client that reads nothing of it.
+UNREAD_S = 60.0
 
 
 class _Connection(H11Protocol):
-    """A connection of HTTP that is closed if no request comes of it, or if its address has too many."""
+    """A connection of HTTP that is closed if no request comes of it, if its client does not read, or if its address has
+    too many. `place`: what counts as its address.
+    """
 
+    place = ""
     proxies: Collection[str] = ()
     _waiting: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Told of each byte that waits for the client: so a connection that was closed before they left is known too.
+        transport.set_write_buffer_limits(0)
         host = self.client[0] if self.client else ""
+        self.place = place_of(host)
         self._since = self.loop.time()
         others = [each for each in self.connections if isinstance(each, _Connection) and each is not self]
-        of_host = [each for each in others if each.is_of(host)]
+        of_host = [each for each in others if each.place == self.place]
         # One that has asked nothing yet gives way, so that whoever asks at once gets in.
         if len(of_host) >= CONNECTIONS_OF_HOST_MAX and host not in self.proxies and not _give_way(of_host):
             transport.abort()
@@ -52,14 +62,32 @@ class _Connection(H11Protocol):
             self._waiting = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        for timer in (self._waiting, self._unread):
+            if timer is not None:
+                timer.cancel()
+        self._waiting = self._unread = None
         super().connection_lost(exc)
 
-    def is_of(self, host: str) -> bool:
-        """Tell whether the connection comes from an address."""
-        return self.client is not None and self.client[0] == host
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_soon()
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = None
+        super().resume_writing()
+
+    def _look_soon(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(UNREAD_S, self._look, left)
+
+    def _look(self, before: int) -> None:
+        """Close if no byte has left since: closing alone would wait for them for ever."""
+        if self.transport.get_write_buffer_size() >= before:
+            self.transport.abort()
+        else:
+            self._look_soon()
 
     @property
     def silent_since(self) -> float | None:
