@@ -200,6 +200,7 @@ class BrokerServer:
             self._started = True
             if self._tiering is not None:
                 self._tiering.start()
+                await self._tiering.wait_if_lost()
             if self._metrics is not None:
                 await self._tell_metrics(self._metrics)
                 self._repeated.every("message sizes", SIZES_S, self._metrics.sizes.collect)
@@ -263,6 +264,8 @@ class BrokerServer:
             notify=lambda group: self._client_handler.notify(group),
         )
         self._topics, self._groups, self._offsets = tables.topics, tables.groups, tables.offsets
+        if self._tiering is not None:
+            self._tiering.topic_of = self._topics.get
         self._compaction = Compaction(
             s, self.store, self._topics.compacted, lambda: self.replication.source, self._waits.held_by_all
         )

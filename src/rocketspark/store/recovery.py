@@ -454,7 +454,11 @@ class Replay:
             _leave_out(queue, offset)
             return True
         last = queue.unit(queue.next - 1)[0] if queue.next > queue.min else 0
-        if _is_new(queue) or offset - queue.next <= _messages_max(queue, found.position - last):
+        gap_max = _messages_max(queue, found.position - last)
+        if queue.min == queue.next:
+            # It began behind messages that only a second tier has, with gaps in its file.
+            gap_max = max(gap_max, _gap_max(queue))
+        if _is_new(queue) or offset - queue.next <= gap_max:
             self._ahead[queue] = queue.next, found
         return False
 
@@ -494,7 +498,9 @@ def _leave_out(queue: ConsumeQueue, offset: int) -> None:
     if _is_new(queue):
         queue.start_at(offset)
     else:
+        is_empty = queue.min == queue.next
         queue.fill_to(offset)
+        queue.min = offset if is_empty else queue.min
 
 
 def _write_keys(index: IndexService) -> None:

@@ -12,14 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from rocketspark import machine
 from rocketspark.broker.repeated_work import pause
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.retention import FileCleaning
 from rocketspark.broker.storage.tier_reads import TierReads
 from rocketspark.broker.tiered_settings import DISABLE
-from rocketspark.errors import RocketSparkError, StoreError
+from rocketspark.errors import RocketSparkError, StoreError, StoreUnwritable
 from rocketspark.model.text import shown
+from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import record_layout
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, ConsumeQueue
@@ -47,6 +49,8 @@ FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
 FAILURES_IN_ROUND = 3
 # Messages that are looked at for one that both the store and the tier have, where some are missing.
 GAPS_MAX = 100
+# A store that had no message at its start may have lost all: a tier that opens is waited for so long.
+LOST_S = 60.0
 # A stop waits for calls to the tier for so long.
 STOP_S = 10.0
 
@@ -81,6 +85,9 @@ class Tiering(TierReads):
         self._task: asyncio.Task[None] | None = None
         self._expired_ms = 0
         self._followed_s = 0.0
+        self.topic_of: Callable[[str], TopicConfig | None] = lambda topic: None
+        self._may_be_lost_until_s = machine.monotonic() + LOST_S if not store.written_position else 0.0
+        store.consume_queues.begins_at = self._begin_of
         # For metrics: by queue, the messages that are not in the tier yet.
         self.behind: dict[Queue, int] = {}
         self.failures = 0
@@ -90,6 +97,18 @@ class Tiering(TierReads):
     def start(self) -> None:
         """Begin to upload, and serve reads once it is known what the tier has."""
         self._task = asyncio.get_running_loop().create_task(self._go_on_forever())
+
+    async def wait_if_lost(self) -> None:
+        """Wait a little until it is known where a store without a message begins: it may have lost all."""
+        until_s = machine.monotonic() + STOP_S
+        while self._may_be_lost() and machine.monotonic() < until_s:
+            try:
+                await asyncio.wait_for(self._known.wait(), 0.1)
+            except TimeoutError:
+                pass
+
+    def _may_be_lost(self) -> bool:
+        return self.tier is None and not self._failures and machine.monotonic() < self._may_be_lost_until_s
 
     async def stop(self) -> None:
         """Stop uploading, once the upload that is being written has ended; a tier that hangs is not waited for longer
@@ -144,6 +163,36 @@ class Tiering(TierReads):
                 self.failures += 1
             await pause(self._pause_ms, self._wanted)
 
+    # -- queues that the store has lost
+
+    def _begin_of(self, topic: str, queue_id: int) -> int:
+        """Return where a new queue of the store begins: behind what the tier has of it, which the store has lost then.
+
+        Raises StoreUnwritable while that is not known of a store that may have lost all.
+        """
+        if not self._takes(topic) or not self._is_master() or self._store.made_at(topic) is not None:
+            return 0
+        if self._may_be_lost():
+            text = "the store is empty, and it is not known yet where its queues end in the second tier: ask again"
+            raise StoreUnwritable(text, retriable=True)
+        tiered = self.tier.find(topic, queue_id) if self.tier is not None else None
+        return tiered.next if tiered is not None else 0
+
+    def _begin_lost(self, tier: Tier) -> None:
+        """Make queues of which only the tier has anything, so that they are read. Raises StoreFull, StoreUnwritable."""
+        for topic, queue_id in tier.queues if self._is_master() else ():
+            if queue_id in self._store.queues().get(topic, ()) or not self._takes(topic):
+                continue
+            config = self.topic_of(topic)
+            if config is not None and queue_id < config.read_queue_nums:
+                queue = self._store.consume_queues.make(topic.encode(), queue_id)
+                log.warning(
+                    "queue %d of %s was lost: it goes on at offset %d, behind what the second tier has of it",
+                    queue_id,
+                    shown(topic),
+                    queue.next,
+                )
+
     # -- uploads
 
     async def round(self) -> None:
@@ -163,6 +212,7 @@ class Tiering(TierReads):
         if tier is None or tier.is_read_only:
             tier = await self._opened(self._make)
         changed = await self._drop_deleted(tier)
+        self._begin_lost(tier)
         changed |= await self._upload_all(tier)
         now = now_ms()
         changed |= await self._writer.run(partial(tier.upload_keys, now))
@@ -188,6 +238,7 @@ class Tiering(TierReads):
         if self.tier is not None:
             self.tier.close()
         self._set(tier)
+        self._begin_lost(tier)
         return tier
 
     async def _follow(self) -> None:

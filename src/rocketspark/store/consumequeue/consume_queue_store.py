@@ -73,6 +73,8 @@ class ConsumeQueueStore:
         self._told_batch_topics: set[bytes] = set()
         # Set before the store is opened: topics that are known to have simple queues.
         self.simple_topics: Collection[str] = ()
+        # Where a queue of a topic begins that is made to append to.
+        self.begins_at: Callable[[str, int], int] = lambda topic, queue_id: 0
         self.inventory = inventory
         self._record_at = record_at
         self._log_end = log_end
@@ -233,8 +235,12 @@ class ConsumeQueueStore:
                     "choose another",
                     topic=name,
                 )
+            begin = self.begins_at(name, queue_id)
             found = self._make(name, queue_id)
-            if found.ext is not None:
+            if begin:
+                found.go_on_at(begin)
+                found.min = found.counted = begin
+            elif found.ext is not None:
                 found.ext.load(None)
             self._enter(found)
             if name.startswith(_SHARED) and name not in self._known:
