@@ -345,3 +345,22 @@ def test_a_pop_of_another_group_is_no_sign_of_life_of_a_client(link: Link) -> No
         link.pop("watched", group, pollTime="0")
         assert (accessed_ms() > before_ms) is is_later
     link.change("COMPLETE_REMOVE", [], "watched")
+
+
+@pytest.mark.shows("enableLitePopLog: pops of lite topics that are held are logged; liteLagLatencyTopK bounds a list")
+def test_settings_that_show_more_of_lite_topics(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rocketspark.broker")
+    with run_cluster(**LIGHT, lite_pop_log=True, lite_lag_times=True, lite_lag_times_max=2) as told:
+        link = made(told.brokers[0])
+        names = ["s0", "s1", "s2"]
+        assert link.change("PARTIAL_ADD", names) == [0, None]
+        for name in names * 2:
+            assert link.send(b"x", name)["code"] == 0
+        link.until(6)
+        body = json.loads(link.ask(200078, {"group": GROUP, "topK": "3"})[1])
+        assert [len(body[key]) for key in ("lagCountTopK", "lagTimestampTopK")] == [3, 2]
+        assert link.pop(pollTime="200").code == 210
+        link.close()
+    lines = [line for line in caplog.messages if "pop of lite topics" in line]
+    assert any("is held for" in line for line in lines), lines
+    assert lines[-1] == f"a held pop of lite topics of {TOPIC} by c1 of {GROUP} gets 0 messages"

@@ -46,8 +46,8 @@ IGNORED: dict[str, str] = dict(
     enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false
     enableCleanExpiredOffset=false enableConnectionMetrics=true
     enableCreateSysGroup=true enableDetailStat=true enableFastChannelEventProcess=false
-    enableLagAndDlqMetrics=true enableLitePopLog=false
-    enableLmqQuota=false enableLmqStats=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
+    enableLagAndDlqMetrics=true
+    enableLmqQuota=false enableLogConsumeQueueRepeatedlyBuildWhenRecover=false
     enableMessageStoreMetrics=true enableMixedMessageType=false
     enableNetWorkFlowControl=false
     enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false enablePopLog=false
@@ -70,7 +70,6 @@ IGNORED: dict[str, str] = dict(
     indexFileReadEnable=true indexFileWriteEnable=true indexRocksDBEnable=false
     isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false iteratorWhenUseRocksdbConsumeQueue=true
-    liteLagLatencyTopK=50
     litePullMessageEnable=true litePullMessageThreadPoolNums=20 litePullThreadPoolQueueCapacity=100000
     loadBalanceProcessorThreadPoolNums=32
     loadBalanceThreadPoolQueueCapacity=100000 logicQueueForceSwapMapInterval=43200000

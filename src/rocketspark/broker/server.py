@@ -251,7 +251,7 @@ class BrokerServer:
         self._durability = Durability(s, self._flush_service, self._waits, self.role)
         self._file_cleaning = FileCleaning(s, self.store, disk_used=self._disk_used)
         self._tiering = tiering_of(s, self.store, self._file_cleaning, lambda: self.role.is_master)
-        self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms())
+        self._stats = Stats(s.cluster_name, self.store.take_stored, now_ms(), light_apart=s.lmq_stats)
         self._stats.put_was_timed = self._fast_failure.put_took
         self._reads = StoreReads(self.store, self._stats, LongScans(), self._tiering)
         self._filters, self._tables_thread = BackgroundThread("filters"), BackgroundThread("tables")

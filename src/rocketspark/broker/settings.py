@@ -92,6 +92,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     # Both together give light queues (see `light_queues`).
     lmq: bool = setting("enableLmq", False)
     multi_dispatch: bool = setting("enableMultiDispatch", False)
+    lmq_stats: bool = setting("enableLmqStats", False)
     light_queues_max: Positive = setting("maxLmqConsumeQueueNum", 20_000)
     compaction: bool = setting("enableCompaction", True)
     compaction_interval_ms: Interval = setting("compactionScheduleInternal", 900_000, unit="ms", live=AT_USE)
@@ -189,6 +190,8 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
     lite_expiration_check_ms: Interval = setting("liteTtlCheckInterval", 120_000, unit="ms", live=AT_USE)
     lite_expiration_ms_min: Time = setting("minLiteTTl", 900_000, unit="ms", live=AT_USE)
     lite_lag_times: bool = setting("liteLagLatencyCollectEnable", False, live=AT_USE)
+    lite_lag_times_max: Whole = setting("liteLagLatencyTopK", 50, live=AT_USE)
+    lite_pop_log: bool = setting("enableLitePopLog", False, live=AT_USE)
     lite_lag_metrics: bool = setting("liteLagCountMetricsEnable", False, live=AT_USE)
     lite_lag_time_metrics: bool = setting("liteLagLatencyMetricsEnable", False, live=AT_USE)
     filter_notifications: bool = setting("useMessageFilterForNotification", True, live=AT_USE)

@@ -171,10 +171,19 @@ class Stats:
     """All counters of one broker.
 
     `take_stored`: returns (topic, messages, bytes) stored since its last call; `tick` must be called each second.
+    `light_apart`: pulls of light queues are counted by queue, and not all together (rule: LmqBrokerStatsManager).
     """
 
-    def __init__(self, cluster: str, take_stored: Callable[[], Iterable[tuple[str, int, int]]], now_ms: int) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        take_stored: Callable[[], Iterable[tuple[str, int, int]]],
+        now_ms: int,
+        *,
+        light_apart: bool = False,
+    ) -> None:
         self._take_stored = take_stored
+        self._light_apart = light_apart
         self._items: dict[tuple[str, str], StatsItem] = {}
         self._next_minute = self._next_hour = self._next_day = now_ms
         self._ticks: deque[_Tick] = deque(maxlen=TICKS_MAX)
@@ -244,7 +253,7 @@ class Stats:
             self.reads.longest_ms = max(self.reads.longest_ms, int(took_ms))
 
     def _counters_of(self, topic: str, group: str, queue_id: int, popped_of: str | None) -> _Pulls:
-        text = f"{topic}@{group}"
+        text = self._text(topic, group)
         flow = (
             self.read.setdefault((topic, group), TrafficStats())
             if popped_of is None
@@ -258,6 +267,13 @@ class Stats:
             plain=not topic_names.is_system_topic(topic),
         )
 
+    def _text(self, topic: str, group: str) -> str:
+        """Return the key of the counters of a topic and a group."""
+        if not self._light_apart:
+            prefix = topic_names.LIGHT_PREFIX
+            topic, group = (prefix if name.startswith(prefix) else name for name in (topic, group))
+        return f"{topic}@{group}"
+
     def missed(self) -> None:
         """Count a pull that found nothing."""
         self.reads.missed += 1
@@ -268,7 +284,7 @@ class Stats:
 
     def sent_back(self, group: str, topic: str, *, dead: bool) -> None:
         """Count a message of `topic` that a consumer sent back; `dead`: it became a dead letter."""
-        self._item(SNDBCK_PUT_NUMS, f"{topic}@{group}").add(1)
+        self._item(SNDBCK_PUT_NUMS, self._text(topic, group)).add(1)
         if dead:
             self._item(DLQ_PUT_NUMS, f"{topic}@{group}").add(1)
             self.dead[topic, group] = self.dead.get((topic, group), 0) + 1
@@ -386,7 +402,7 @@ class Stats:
 
     def consume_tps(self, group: str, topic: str) -> float:
         """Return messages per second that a group took from a topic in the last minute."""
-        item = self._items.get((GROUP_GET_NUMS, f"{topic}@{group}"))
+        item = self._items.get((GROUP_GET_NUMS, self._text(topic, group)))
         return item.minute().tps if item is not None else 0.0
 
     def put_tps(self, topic: str) -> float:

@@ -257,3 +257,27 @@ def _minute(stats: Stats, name: str, key: str) -> Window:
     item = stats.item(name, key)
     assert item is not None, (name, key)
     return item.minute()
+
+
+@pytest.mark.shows("enableLmqStats: pulls of light queues are counted all together, or by queue")
+@pytest.mark.parametrize("apart", [False, True])
+def test_light_queues_are_counted_together_unless_they_are_to_be_apart(apart: bool) -> None:
+    stats = Stats("Cluster", Store().take, NOON_MS, light_apart=apart)
+    for number in range(3):
+        stats.pulled("readers", f"%LMQ%{number}", 0, 2, 100, 5.0)
+    stats.pulled("%LMQ%readers", "plain", 0, 2, 100, 5.0)
+    stats.sent_back("readers", "%LMQ%1", dead=False)
+    stats.collect()
+
+    def total(name: str, key: str) -> int | None:
+        item = stats.item(name, key)
+        return None if item is None else item.value
+
+    together = [("GROUP_GET_NUMS", "%LMQ%@readers", 6), ("SNDBCK_PUT_NUMS", "%LMQ%@readers", 1)]
+    together += [("GROUP_GET_SIZE", "plain@%LMQ%", 100), ("GROUP_GET_LATENCY", "0@%LMQ%@readers", 15)]
+    alone = [("GROUP_GET_NUMS", "%LMQ%1@readers", 2), ("SNDBCK_PUT_NUMS", "%LMQ%1@readers", 1)]
+    alone += [("GROUP_GET_SIZE", "plain@%LMQ%readers", 100), ("GROUP_GET_LATENCY", "0@%LMQ%1@readers", 5)]
+    assert [(name, key, total(name, key)) for name, key, _ in (alone if apart else together)] == (
+        alone if apart else together
+    )
+    assert [total(name, key) for name, key, _ in (together if apart else alone)] == [None] * 4

@@ -240,13 +240,14 @@ class LiteManagerHandler:
                 yield
         largest = heapq.nlargest(h.top_k, lags, key=lambda row: row[0])
         info.lag_count_top_k, info.lag_timestamp_top_k = [self._lag(*row) for row in largest], []
-        if self._settings.lite_lag_times:
+        times_max = min(h.top_k, self._settings.lite_lag_times_max)
+        if self._settings.lite_lag_times and times_max:
             times: list[LiteLag] = []
             for number, row in enumerate(lags, 1):
                 times.append(self._lag(*row))
                 if number % ROWS_IN_TURN == 0:
                     yield
-            info.lag_timestamp_top_k = heapq.nsmallest(h.top_k, times, key=_unconsumed_since)
+            info.lag_timestamp_top_k = heapq.nsmallest(times_max, times, key=_unconsumed_since)
             if times:
                 info.earliest_unconsumed_timestamp = info.lag_timestamp_top_k[0].earliest_unconsumed_timestamp
         return reply(request.opaque, body=lite_bodies.encode(info), remark=NO_REMARK)

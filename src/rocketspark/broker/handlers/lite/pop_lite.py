@@ -6,6 +6,8 @@ RocketMQ's.
 
 from __future__ import annotations
 
+import logging
+
 from rocketspark.broker.consumers.long_polling import request_weight
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.parts import waiting_name
@@ -17,6 +19,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ServerError
 from rocketspark.model.route import PERM_READ
+from rocketspark.model.text import shown
 from rocketspark.protocol import lite_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -34,6 +37,7 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
+log = logging.getLogger("rocketspark.broker")
 # A request this much older than it may wait is answered at once.
 LATE_MS = 500
 # A request is answered so long before its client gives up.
@@ -76,7 +80,11 @@ class PopLiteHandler:
             return self._nothing(request, taken)
         weight = request_weight(request, None, None)
         name = waiting_name(h.client_id)
-        if not self._waiting.has_room(name, h.group, ALL_QUEUES, peer, weight):
+        has_room = self._waiting.has_room(name, h.group, ALL_QUEUES, peer, weight)
+        if self._settings.lite_pop_log:
+            what = f"is held for {left_ms} ms" if has_room else "is refused: too many are held"
+            log.info("a pop of lite topics of %s by %s of %s %s", *map(shown, (h.topic, h.client_id, h.group)), what)
+        if not has_room:
             return self._nothing(request, taken, ResponseCode.POLLING_FULL)
         self._hold(peer, request, name, left_ms, weight)
         return None
@@ -117,6 +125,9 @@ class PopLiteHandler:
                 taken = self._take(h) if peer.is_writable else Taken(now_ms())
                 if not taken.count and not final:
                     return None
+                if self._settings.lite_pop_log:
+                    who = map(shown, (h.topic, h.client_id, h.group))
+                    log.info("a held pop of lite topics of %s by %s of %s gets %d messages", *who, taken.count)
                 peer.send(self._found(request, taken) if taken.count else self._nothing(request, taken))
                 # Another event may be there for the next.
                 return taken.count
