@@ -110,7 +110,8 @@ def test_lines_of_json_name_their_own_fields_and_options_are_of_the_others(shell
         {"body": "one", "keys": "k"},
     ]
     fields = ["--tag", "T", "-k", "K", "-H", "x=y", "--properties", str(tmp_path / "properties.json")]
-    shell("produce", "json-own", "--jsonl", *fields, stdin="\n".join(map(json.dumps, lines)).encode())
+    # With the byte order mark that editors of Windows put before it.
+    shell("produce", "json-own", "--jsonl", *fields, stdin="\n".join(map(json.dumps, lines)).encode("utf-8-sig"))
     printed = shell.read("json-own", "-f", r"%s %g %k %h\n").splitlines()
     assert sorted(printed) == [
         b"\0\x01 T K from=file,other=1,x=y",

@@ -4,6 +4,7 @@ prints it. Rule: pure; what is wrong with a line is raised as MessageIllegal.
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import msgspec
@@ -75,7 +76,8 @@ class Lines:
 
     def _of_json(self, line: bytes) -> Message:
         try:
-            found = typed_json.decode(line, _Line)
+            # A file may begin with a byte order mark.
+            found = typed_json.decode(line.removeprefix(codecs.BOM_UTF8), _Line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise MessageIllegal(f"{shown(e)}; a JSON object with {', '.join(FIELDS)} is needed") from None
         properties = found.properties

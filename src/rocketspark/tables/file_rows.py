@@ -7,6 +7,7 @@ A body that is UTF-8 text is the text `body`, any other one is base64 in `body_b
 from __future__ import annotations
 
 import base64
+import codecs
 import csv
 import io
 import re
@@ -211,6 +212,8 @@ def _batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
+        if file.read(3) != codecs.BOM_UTF8:
+            file.seek(0)
         number = 0
         while line := file.readline(LINE_BYTES_MAX + 1):
             number += 1
@@ -234,10 +237,16 @@ def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
         # Strict, so that a file that is cut within quotes is no row.
         reader = csv.DictReader(file, strict=True)
         try:
+            names = reader.fieldnames or ()
+            for name in names:
+                if names.count(name) > 1:
+                    raise UsageError(f"{shown(str(path))}: column {shown(name)!r} is there twice: leave one out")
             for cells in reader:
                 where = f"{shown(str(path))}: line {reader.line_num}"
                 if None in cells:
                     raise UsageError(f"{where} has more cells than the first line")
+                if None in cells.values():
+                    raise UsageError(f"{where} has fewer cells than the first line: is the file cut short?")
                 texts = {name: text for name, text in cells.items() if text}
                 yield _row({name: _as_it_was(text) for name, text in texts.items()}, where, in_texts=True)
         except UnicodeDecodeError:

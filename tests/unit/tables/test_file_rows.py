@@ -78,7 +78,9 @@ def read(tmp_path: Path, name: str, data: str | bytes) -> list[dict[str, Any]]:
 
 def test_lines_that_consume_prints_are_messages(tmp_path: Path) -> None:
     line = '{"topic":"t","broker_name":"b","queue_id":3,"born_time_ms":5,"keys":["a"],"body_base64":"/w==","flag":7}'
-    assert read(tmp_path, "f.jsonl", f"{line}\n\n") == [{"body": b"\xff", "keys": ["a"], "queueId": 3, "flag": 7}]
+    rows = [{"body": b"\xff", "keys": ["a"], "queueId": 3, "flag": 7}]
+    assert read(tmp_path, "f.jsonl", f"{line}\n\n") == rows
+    assert read(tmp_path, "f.jsonl", f"\ufeff{line}\n") == rows  # As editors of Windows begin a file.
 
 
 def test_sharding_keys_among_the_properties_count(tmp_path: Path) -> None:
@@ -116,6 +118,8 @@ def test_sharding_keys_among_the_properties_count(tmp_path: Path) -> None:
         ("f.jsonl", b'{"body":"\xff"}', "line 1 is no JSON"),
         ("f.jsonl", '{"body":"x"}\n{"body":"' + "x" * ((4 << 20) + 1) + '"}', "line 2: the body has 4194305 bytes"),
         ("f.csv", "body,tag\nx,y\nx,y,z\n", "line 3 has more cells than the first line"),
+        ("f.csv", "body,tag,keys\nx,y,\nx,y", "line 3 has fewer cells than the first line: is the file cut short"),
+        ("f.csv", "body,tag,body\nx,y,z\n", "column 'body' is there twice"),
         ("f.csv", b"body\n\xff\n", "is no UTF-8 text"),
         ("f.csv", 'body\nx\n"torn', "unexpected end of data"),
         ("f.jsonl", '{"body":"x","deliverTime":"0001-01-01T00:00:00+14:00"}', "line 1: deliverTime is"),

@@ -128,10 +128,12 @@ def import_(
 
     Example: `rocketspark import orders.jsonl --topic orders-copy --rate 5000`
     """
+    from rocketspark.client.validators import check_target
     from rocketspark.tables.import_file import Import
     from rocketspark.tables.options import parse_write
     from rocketspark.tables.read_table import texts
 
+    check_target(topic)
     access = at.client_options()
     options = parse_write(texts({"namesrv": at.namesrv, "topic": topic, "producerGroup": group, **access}))
     began_s = time.monotonic()
