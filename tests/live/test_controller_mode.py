@@ -536,6 +536,27 @@ def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: 
     run(main())
 
 
+@pytest.mark.shows("mended: what readers of a running slave find to be another message is taken from its master")
+def test_what_a_slave_s_reader_finds_damaged_is_taken_from_the_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first, second = await g.start(1), await g.start(2)
+            await g.in_sync(2)
+            places = [await out.send(Message(topic="T", body=body)) for body in (b"before", b"needle", b"after")]
+            await until(lambda: second.store.written_position == first.store.written_position)
+            with (tmp_path / "store2/commitlog/00000000000000000000").open("r+b") as file:
+                at = file.read().index(b"needle") + len(b"needle") + 1
+                file.seek(at)
+                file.write(b"U")
+            queue_id, offset = places[1].queue.queue_id, places[1].queue_offset
+            await until(lambda: bytes(second.store.log_bytes(at, 1)) == b"U")
+            second.store.read("T", queue_id, offset, 1, 1 << 20)
+            await until(lambda: bytes(second.store.log_bytes(at, 1)) == b"T")
+            assert second.store.read("T", queue_id, offset, 1, 1 << 20).count == 1
+
+    run(main())
+
+
 def test_a_lost_mark_of_a_file_s_unused_end_is_mended_with_the_master_s(tmp_path: Path) -> None:
     """A power cut takes it as it takes a record, and leaves what follows in the next file: the logs would differ."""
 

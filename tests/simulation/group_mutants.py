@@ -82,7 +82,7 @@ TABLE = {
     "a_slave_keeps_its_damage": Planted(
         "damage takes nothing else with it",
         "store/replica.py",
-        "        if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:\n",
+        "        if not log.is_replica or not log.may_be_mended(begin, end):\n",
         "        if log.damaged:\n",
         seed=4,
         scenario="flips:of_a_slave",

@@ -6,6 +6,8 @@ import pytest
 from tests.simulation.test_world import outcomes, outcomes_of
 
 SEEDS = range(1, 13)
+# A record's queue or offset, which its CRC does not cover, was hit.
+FOUND = {"of_a_slave": (25, 29)}
 
 
 @pytest.mark.shows(
@@ -14,7 +16,7 @@ SEEDS = range(1, 13)
 )
 @pytest.mark.parametrize("scenario", ["alone", "of_a_slave"])
 def test_flipped_bits_are_told_and_take_nothing_else_with_them(scenario: str) -> None:
-    found = outcomes(f"tests.simulation.flips:{scenario}", *SEEDS)
+    found = outcomes(f"tests.simulation.flips:{scenario}", *SEEDS, *FOUND.get(scenario, ()))
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
     assert sum(outcome["states"].get("damaged logs", 0) for outcome in found) > 3
 

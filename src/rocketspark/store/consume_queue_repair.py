@@ -189,11 +189,17 @@ class UnitRepair:
         for known in (self._given_up, self._told):
             if len(known) < _GIVEN_UP_MAX:
                 known.add(key)
+        self._log.doubt(*queue.unit(offset)[:2])
         return False
 
     def _put(self, queue: ConsumeQueue, found: dict[int, tuple[int, int, int]], offset: int) -> None:
         for at, unit in found.items():
-            queue.mapped_files.write(at * UNIT_BYTES, UNIT.pack(*unit))
+            if queue.mapped_files.starts:
+                queue.mapped_files.write(at * UNIT_BYTES, UNIT.pack(*unit))
+            # The newest units of a short queue are in memory.
+            view, place, _ = queue.place(at, 1)
+            if not view.readonly:
+                UNIT.pack_into(view, place, *unit)
             self.mended += 1
         which = f"the unit of offset {offset} of {_place(queue)} was damaged and is"
         if len(found) > 1:

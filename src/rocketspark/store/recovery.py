@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreFull
@@ -18,7 +19,7 @@ from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record import Record, decode
 from rocketspark.protocol.message.record_layout import RECORD_BYTES_MIN
-from rocketspark.store.commitlog.commit_log import CommitLog
+from rocketspark.store.commitlog.commit_log import DOUBTS_MAX, CommitLog
 from rocketspark.store.commitlog.dispatch import (
     DispatchRequest,
     dispatch_request,
@@ -149,6 +150,9 @@ def recover(
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
         queues.begin_noted(found.end)
     log.damaged = found.skipped
+    doubtful, log.doubtful = log.doubtful, {}
+    for position, size in doubtful.items():
+        log.doubt(position, size)
     return found._replace(missing=tuple(log.mapped_files.missing), deleted_elsewhere=deleted_elsewhere)
 
 
@@ -243,6 +247,7 @@ def _replay(
         for found in newest.values():
             if found.position >= deleted.get(found.topic, 0):
                 _check_unit(queues, found, min(safe, end))
+    log.doubtful = replay.doubtful
     if index is not None:
         _write_keys(index)
     if log.mapped_files.starts and (thorough or _anything_at(log, end)):
@@ -323,6 +328,8 @@ class Replay:
         # Records that leave offsets out, each with its queue's end.
         self._ahead: dict[ConsumeQueue, tuple[int, Record]] = {}
         self.unnamed = self.unnamed_light = 0
+        # By position: the size of records without a place, and of those that have it.
+        self.doubtful: dict[int, int] = {}
         # The light queues that records were put into: see `take_light`.
         self.light_put: list[bytes] = []
 
@@ -377,6 +384,12 @@ class Replay:
             queue = queues.make(found.topic, found.queue_id, self._safe)
             if self._has_place(queue, found):
                 _put_unit(queue, found, request)
+            elif len(self.doubtful) < DOUBTS_MAX:
+                # It may be the other one's queue or offset that is damaged.
+                if not queue.is_batch and queue.min <= found.queue_offset < queue.next:
+                    position, size, _ = queue.unit(found.queue_offset)
+                    self.doubtful[position] = size
+                self.doubtful[found.position] = found.size
 
     def _put_keys(self, found: Record, request: DispatchRequest) -> None:
         index = self._index
@@ -447,6 +460,7 @@ class Replay:
             raise _QueueHole
         end, ahead = self._ahead.pop(queue, (-1, found))
         if end == queue.next and ahead.queue_offset < offset:
+            self.doubtful.pop(ahead.position, None)
             self._put_after_gap(queue, ahead)
             if offset <= queue.next:
                 return offset == queue.next
@@ -472,6 +486,12 @@ class Replay:
             if is_there and (_is_new(queue) or found.queue_offset - end <= gap_max):
                 self._put_after_gap(queue, found)
         self._ahead.clear()
+        if self._from_start:
+            # A damaged topic or queue may have made a queue of its own.
+            alone = (queue for queue in self._queues.loaded() if queue.next - queue.min == 1 and not queue.is_batch)
+            for queue in islice(alone, DOUBTS_MAX):
+                position, size, _ = queue.unit(queue.min)
+                self.doubtful[position] = size
 
     @staticmethod
     def _put_after_gap(queue: ConsumeQueue, found: Record) -> None:

@@ -30,6 +30,7 @@ from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore, offset_behind
 from rocketspark.store.deleted_topics import DeletedTopics
+from rocketspark.store.doubts import doubt_newest
 from rocketspark.store.files import store_number
 from rocketspark.store.index.index_service import PENDING_MAX, IndexService
 from rocketspark.store.index.key_hashes import Pending
@@ -125,6 +126,7 @@ class ReplicaReceiver:
         self._arrived: dict[ConsumeQueue, None] = {}
         self._tag_codes: dict[bytes, int] = {}
         self._replay = self._new_replay()
+        doubt_newest(self.log, self.consume_queues)
 
     def _new_replay(self) -> Replay:
         deleted = self._deletions.positions
@@ -536,11 +538,8 @@ class ReplicaReceiver:
 
     def _last_before(self, position: int) -> int:
         """Return the newest store time that a unit before a physical offset leads to; -1 without any."""
-        newest = -1
-        for queue in self.consume_queues.loaded():
-            if queue.next > queue.min:
-                newest = max(newest, self.log.store_time_at(queue.unit(queue.next - 1)[0]))
-        return newest
+        ends = [queue.unit(queue.next - 1)[0] for queue in self.consume_queues.loaded() if queue.next > queue.min]
+        return max(map(self.log.store_time_at, ends), default=-1)
 
     def newest_record(self) -> tuple[int, bytes] | None:
         """Return (position, bytes) of the log's last record; None if none begins near the log's end."""
@@ -559,13 +558,13 @@ class ReplicaReceiver:
         return None
 
     def mend(self, begin: int, records: bytes) -> bool:
-        """Write the master's bytes `records` over damage in the log that begins at `begin` and is exactly as long.
+        """Write the master's bytes `records` over damage, or what is in doubt, that begins at `begin` and is as long.
 
         False if there is no such damage any more: the log was cut meanwhile, its file was removed, or this store became
         a master.
         """
         log, end = self.log, begin + len(records)
-        if not log.is_replica or (begin, end) not in log.damaged or begin < log.min_position:
+        if not log.is_replica or not log.may_be_mended(begin, end):
             return False
         late: list[record.Record] = []
         at = begin
@@ -579,7 +578,7 @@ class ReplicaReceiver:
                 at, piece = at + late[-1].size, piece[late[-1].size :]
             at += len(piece)
         # Not flushed by itself: after a power cut it is found, and mended, again.
-        log.damaged = tuple(found for found in log.damaged if found != (begin, end))
+        log.note_mended(begin, end)
         if begin < log.written:
             for found in late:
                 # Where the queues were made anew since, they left it out.

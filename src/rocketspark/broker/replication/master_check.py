@@ -2,7 +2,7 @@
 
 The link tells neither. `MasterIdentity` asks which broker is at the address, and compares one record; `mend_log`
 replaces what is damaged in the slave's log by the master's records, so that a slave with a hole is not in sync, nor
-elected.
+elected; `mend_doubtful` does so with records that are not what their queues say.
 
 Rules: only what is sure counts. A broker that cannot be asked, or that has another replication port, proves nothing,
 and the slave copies as RocketMQ's would. Damage is mended only by whole records that fill it exactly."""
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from rocketspark.broker.replication.link.links import another_log
 from rocketspark.broker.replication.master_api import ask_ha_info
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, RecordError, ReplicationError, RocketSparkError
+from rocketspark.errors import ConfigError, RecordError, ReplicationError, RocketSparkError, TransportError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.model.text import shown, whole_number
@@ -159,6 +159,34 @@ async def mend_log(store: Store, connections: Connections, master: str) -> None:
         if store.mend(begin, found):
             log.warning(
                 "%d damaged bytes of the log at %d are mended with the master's: check the disk", end - begin, begin
+            )
+    await mend_doubtful(store, connections, master)
+
+
+async def mend_doubtful(store: Store, connections: Connections, master: str) -> None:
+    """Hold each record of the log that is in doubt against the master's, and take that one where they differ.
+
+    Its CRC does not cover a record's queue, offset and topic, so the record alone does not tell.
+    """
+    for begin, size in tuple(store.log.doubtful.items()):
+        try:
+            found = await _records(connections, master, begin, begin + size, store.log.file_bytes)
+        except TransportError:
+            return
+        except RocketSparkError:
+            # No record is there: what named this place is wrong.
+            store.log.doubtful.pop(begin, None)
+            continue
+        if found == store.log_bytes(begin, size):
+            store.log.doubtful.pop(begin, None)
+        elif store.mend(begin, found):
+            for queue in store.consume_queues.loaded():
+                queue.proven = ()
+            log.warning(
+                "the record of %d bytes at %d was another one than the master's, and is mended with that: check the"
+                " disk",
+                size,
+                begin,
             )
 
 

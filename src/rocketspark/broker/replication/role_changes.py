@@ -7,6 +7,7 @@ changes, then deliveries start or stop, last the NameServers are told. Every cha
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable
@@ -31,7 +32,7 @@ from rocketspark.broker.replication.link.links import (
 )
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo
-from rocketspark.broker.replication.master_check import MasterIdentity, mend_log
+from rocketspark.broker.replication.master_check import MasterIdentity, mend_doubtful, mend_log
 from rocketspark.broker.replication.members import MasterSearch, MemberGroup, tables_taken
 from rocketspark.broker.replication.parts import MasterSteps, PeerLinks, ReplicationParts
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
@@ -216,10 +217,12 @@ class Replication(RoleDriver):
         await self._listen()
         self._registration.ha_address = self._own_ha_address
         self._store.cut_happened = self._services.queue_was_cut
+        store_side = self.arrivals.store_side()
+        store_side.mend = functools.partial(mend_doubtful, self._store)
         self.synchronize = SlaveSynchronize(
             self._tables,
             self._messages,
-            self.arrivals.store_side(),
+            store_side,
             own_address=address,
             connections=inner_connections(s),
             epoch=lambda: self.role.epoch,

@@ -48,6 +48,10 @@ OFFICE_S = 0.1
 DISPATCH_RETRY_S = 1.0
 
 
+async def _nothing(connections: Connections, master: str) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class StoreSide:
     """The functions by which a slave's store hears of its master's tables, and is asked for its own state.
@@ -57,7 +61,7 @@ class StoreSide:
     log up to the deletion has arrived; `deleted_topics`: called with the topics that a RocketSpark master has deleted,
     each with the end of its log at that time; `queue_ends`: called with a topic and the offsets at which queues of the
     master end that have no messages any more; `is_whole`: tells whether the store has what its master keeps of messages
-    that are no more in the master's log.
+    that are no more in the master's log; `mend`: takes records that are in doubt from the master at that address.
     """
 
     log_end: Callable[[], int] | None = None
@@ -66,6 +70,7 @@ class StoreSide:
     deleted_topics: Callable[[dict[str, int]], None] = lambda positions: None
     queue_ends: Callable[[str, dict[int, int]], None] = lambda topic, ends: None
     is_whole: Callable[[], bool] = lambda: True
+    mend: Callable[[Connections, str], Awaitable[None]] = _nothing
 
 
 @dataclass(slots=True)
@@ -232,6 +237,7 @@ class SlaveSynchronize:
         items: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("connection", lambda: self._connect(api)),
             ("state", lambda: self._state(api)),
+            ("records", lambda: self._store_side.mend(self._connections, address)),
             ("users", lambda: self._users(api)),
             ("topics", lambda: self._topics(api)),
             ("groups", lambda: self._groups(api)),

@@ -46,6 +46,8 @@ RESYNC_BYTES_MAX = 8 << 20
 # The least number of bytes that a disk writes at once.
 _SECTOR_BYTES = 512
 _ZEROS_BYTES = 1 << 20
+# More are too many for a slave to ask for one by one.
+DOUBTS_MAX = 1000
 
 
 class CommitLog:
@@ -76,6 +78,9 @@ class CommitLog:
         self.skipped: list[tuple[int, int]] = []
         # The damage that recovery skipped, in order: nothing is read from there.
         self.damaged: tuple[tuple[int, int], ...] = ()
+        # By position: the size of records that are not what their queues say, or have no place there. A slave asks its
+        # master for them.
+        self.doubtful: dict[int, int] = {}
         self._names_new = True
         self._populated = 0
         self._populate_from = 0
@@ -209,6 +214,7 @@ class CommitLog:
             self.written = self._populated = self._populate_from = position
             self.flushed = min(self.flushed, position)
             self.damaged = tuple((a, min(b, position)) for a, b in self.damaged if a < position)
+            self.doubtful = {at: size for at, size in self.doubtful.items() if at + size <= position}
 
     def _add(self, start: int) -> None:
         self.mapped_files.add(start, RESERVE_STEP_BYTES)
@@ -350,6 +356,21 @@ class CommitLog:
         """Tell whether a position lies in damage that recovery skipped."""
         at = bisect_right(self.damaged, (position, 1 << 62)) - 1
         return at >= 0 and position < self.damaged[at][1]
+
+    def doubt(self, position: int, size: int) -> None:
+        """Note that a record of that size should be at a position, and may not be the one that was written there."""
+        there = self.min_position <= position and position + size <= self.written
+        if there and size >= RECORD_BYTES_MIN and len(self.doubtful) < DOUBTS_MAX:
+            self.doubtful[position] = size
+
+    def may_be_mended(self, begin: int, end: int) -> bool:
+        """Tell whether these bytes are known to be damaged, or in doubt."""
+        return begin >= self.min_position and ((begin, end) in self.damaged or self.doubtful.get(begin) == end - begin)
+
+    def note_mended(self, begin: int, end: int) -> None:
+        """Note that these bytes are right now."""
+        self.damaged = tuple(found for found in self.damaged if found != (begin, end))
+        self.doubtful.pop(begin, None)
 
     def store_time_at(self, position: int) -> int:
         """Return the store time in ms of the record at a position; -1 if there is none."""
