@@ -27,6 +27,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, QueueHeader, TopicHeader
+from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
 from rocketspark.testing import run_server_process
 
@@ -201,7 +202,11 @@ def test_a_lost_log_leaves_what_the_tier_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("second tier: two brokers with one name and one folder: the second leaves it to the first")
-def test_two_brokers_on_one_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_brokers_on_one_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "SIGN_S", 0.1)
+
     async def main() -> None:
         async with tiered(tmp_path) as first, connected(first.address) as peer:
             await create(peer, queues=1)

@@ -418,10 +418,12 @@ def test_a_tier_of_another_store_is_left_alone(tmp_path: Path) -> None:
             await uploaded(server, 20)
         os.rename(tmp_path / "store", tmp_path / "old")
         before = files(tmp_path)
-        async with tiered(tmp_path) as server, connected(server.address) as peer:
+        other = {"tiered_store_file_path": str(tmp_path / "other")}
+        async with tiered(tmp_path, **other) as server, connected(server.address) as peer:
             await create(peer, queues=1)
             await create_group(peer)
             await filled(peer, 50, 5)
+        async with tiered(tmp_path) as server, connected(server.address) as peer:
             tiering = server._tiering
             assert tiering is not None
             await until(lambda: tiering.tier is not None and tiering.tier.queues[TOPIC, 0].left)

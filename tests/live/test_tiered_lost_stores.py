@@ -16,6 +16,7 @@ from rocketspark.broker.storage import tiering
 from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import TopicHeader
+from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
 
 pytestmark = pytest.mark.shows("second tier: a store that was lost goes on behind what the tier has")
@@ -23,7 +24,12 @@ pytestmark = pytest.mark.shows("second tier: a store that was lost goes on behin
 
 @pytest.mark.parametrize("attributes", ["", BATCHED])
 @pytest.mark.parametrize("what", ["everything", "held tier", "all but topics"])
-def test_a_lost_store_goes_on_behind_its_tier(tmp_path: Path, what: str, attributes: str) -> None:
+def test_a_lost_store_goes_on_behind_its_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, attributes: str
+) -> None:
+    monkeypatch.setattr(owner, "LEASE_S", 0.5)
+    monkeypatch.setattr(tiering, "STOP_S", 0.1 if what == "held tier" else 10)
+
     async def main() -> None:
         async with tiered(tmp_path) as server, connected(server.address) as peer:
             await create(peer, queues=1, attributes=attributes)
@@ -36,23 +42,25 @@ def test_a_lost_store_goes_on_behind_its_tier(tmp_path: Path, what: str, attribu
             (tmp_path / "store/config").mkdir(parents=True)
             shutil.move(tmp_path / "topics.json", tmp_path / "store/config")
         if what == "held tier":
-            owner = next((tmp_path / "tier").rglob("owner.json"))
-            owner.write_text(json.dumps({"owner": "0123@killed:/store", "sign": 9, "store": "killed:/store"}))
+            held = next((tmp_path / "tier").rglob("owner.json"))
+            held.write_text(json.dumps({"owner": "0123@killed:/store", "sign": 9, "store": "killed:/store"}))
         async with tiered(tmp_path) as server, connected(server.address) as peer:
             await create_group(peer)
-            if what != "all but topics":
-                await until(lambda: server._tiering is not None and server._tiering.tier is not None)
+            found = server._tiering
+            assert found is not None
+            if what == "held tier":
                 await create(peer, queues=1, attributes=attributes)
-                if what == "everything":
-                    server._tiering._wanted.set()
-            if what != "held tier":
-                # Before anything is sent.
-                await until(lambda: server.store.queue_range(TOPIC, 0) == (0, COUNT))
-                assert await numbers(peer) == list(range(COUNT))
+                assert (await send(peer, b"early")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+                await until(lambda: found.tier is not None and not found.tier.is_read_only)
+            elif what == "everything":
+                await create(peer, queues=1, attributes=attributes)
+                found._wanted.set()
+            # Before anything is sent.
+            await until(lambda: server.store.queue_range(TOPIC, 0) == (0, COUNT))
+            assert await numbers(peer) == list(range(COUNT))
             assert await sent(peer, b"%4d" % COUNT) == COUNT
             assert await numbers(peer) == list(range(COUNT + 1))
-            if what != "held tier":
-                await uploaded(server, COUNT + 1)
+            await uploaded(server, COUNT + 1)
         async with tiered(tmp_path) as server, connected(server.address) as peer:
             await until(lambda: server._tiering is not None and server._tiering.tier is not None)
             assert await sent(peer, b"%4d" % (COUNT + 1)) == COUNT + 1

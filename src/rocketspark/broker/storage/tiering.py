@@ -49,7 +49,7 @@ FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
 FAILURES_IN_ROUND = 3
 # Messages that are looked at for one that both the store and the tier have, where some are missing.
 GAPS_MAX = 100
-# A store that had no message at its start may have lost all: a tier that opens is waited for so long.
+# A store that had no message at its start may have lost all: its tier, or its right to it, is waited for so long.
 LOST_S = 60.0
 # A stop waits for calls to the tier for so long.
 STOP_S = 10.0
@@ -87,6 +87,8 @@ class Tiering(TierReads):
         self._followed_s = 0.0
         self.topic_of: Callable[[str], TopicConfig | None] = lambda topic: None
         self._may_be_lost_until_s = machine.monotonic() + LOST_S if not store.written_position else 0.0
+        # Whether another store has the tier, of which it is not known whether its broker lives.
+        self._is_held = False
         store.consume_queues.begins_at = self._begin_of
         # For metrics: by queue, the messages that are not in the tier yet.
         self.behind: dict[Queue, int] = {}
@@ -108,7 +110,8 @@ class Tiering(TierReads):
                 pass
 
     def _may_be_lost(self) -> bool:
-        return self.tier is None and not self._failures and machine.monotonic() < self._may_be_lost_until_s
+        is_unknown = (self.tier is None or self.tier.is_read_only) and (self._is_held or not self._failures)
+        return is_unknown and machine.monotonic() < self._may_be_lost_until_s and self._is_master()
 
     async def stop(self) -> None:
         """Stop uploading, once the upload that is being written has ended; a tier that hangs is not waited for longer
@@ -175,12 +178,14 @@ class Tiering(TierReads):
         if self._may_be_lost():
             text = "the store is empty, and it is not known yet where its queues end in the second tier: ask again"
             raise StoreUnwritable(text, retriable=True)
-        tiered = self.tier.find(topic, queue_id) if self.tier is not None else None
+        tiered = None
+        if self.tier is not None and not self.tier.is_read_only:
+            tiered = self.tier.find(topic, queue_id)
         return tiered.next if tiered is not None else 0
 
     def _begin_lost(self, tier: Tier) -> None:
         """Make queues of which only the tier has anything, so that they are read. Raises StoreFull, StoreUnwritable."""
-        for topic, queue_id in tier.queues if self._is_master() else ():
+        for topic, queue_id in tier.queues:
             if queue_id in self._store.queues().get(topic, ()) or not self._takes(topic):
                 continue
             config = self.topic_of(topic)
@@ -206,9 +211,11 @@ class Tiering(TierReads):
         try:
             await self._writer.run(self._owner.hold)
         except TierTaken:
+            self._is_held = not self._owner.other_lives
             # What it has is read all the same.
             await self._follow()
             raise
+        self._is_held = False
         if tier is None or tier.is_read_only:
             tier = await self._opened(self._make)
         changed = await self._drop_deleted(tier)
@@ -238,7 +245,6 @@ class Tiering(TierReads):
         if self.tier is not None:
             self.tier.close()
         self._set(tier)
-        self._begin_lost(tier)
         return tier
 
     async def _follow(self) -> None:

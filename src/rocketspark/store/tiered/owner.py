@@ -46,6 +46,8 @@ class TierOwner:
         # What another owner wrote last, and when that was seen first.
         self._other: tuple[str, int] | None = None
         self._other_since_s = 0.0
+        # Whether the other one has signed since.
+        self.other_lives = False
 
     def hold(self) -> None:
         """Take the tier, or keep it. Raises TierTaken while it is another store's, StoreUnwritable if it is not there.
@@ -96,6 +98,7 @@ class TierOwner:
 
     def _wait_for(self, name: str, sign: int, where: str, now: float) -> None:
         if self._other != (name, sign):
+            self.other_lives = self._other is not None and self._other[0] == name
             self._other, self._other_since_s = (name, sign), now
         if now - self._other_since_s < LEASE_S:
             self._signed_s = None
