@@ -7,7 +7,6 @@ changes, then deliveries start or stop, last the NameServers are told. Every cha
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 from collections.abc import Awaitable
@@ -218,7 +217,7 @@ class Replication(RoleDriver):
         self._registration.ha_address = self._own_ha_address
         self._store.cut_happened = self._services.queue_was_cut
         store_side = self.arrivals.store_side()
-        store_side.mend = functools.partial(mend_doubtful, self._store)
+        store_side.mend = self._mend
         self.synchronize = SlaveSynchronize(
             self._tables,
             self._messages,
@@ -524,6 +523,11 @@ class Replication(RoleDriver):
                 await identity.check_log(master, *newest)
         if master is not None:
             await mend_log(self._store, self._connections, master)
+
+    async def _mend(self, master: str) -> None:
+        # One with another log has other records at these places.
+        if self.client.link is not None and self.client.link.fits:
+            await mend_doubtful(self._store, self._connections, master)
 
     def _registered(self, ha_address: str | None, master_address: str | None) -> None:
         """A NameServer told where the master is; None: it knows of none, others may."""

@@ -48,7 +48,7 @@ OFFICE_S = 0.1
 DISPATCH_RETRY_S = 1.0
 
 
-async def _nothing(connections: Connections, master: str) -> None:
+async def _nothing(master: str) -> None:
     pass
 
 
@@ -70,7 +70,7 @@ class StoreSide:
     deleted_topics: Callable[[dict[str, int]], None] = lambda positions: None
     queue_ends: Callable[[str, dict[int, int]], None] = lambda topic, ends: None
     is_whole: Callable[[], bool] = lambda: True
-    mend: Callable[[Connections, str], Awaitable[None]] = _nothing
+    mend: Callable[[str], Awaitable[None]] = _nothing
 
 
 @dataclass(slots=True)
@@ -237,7 +237,7 @@ class SlaveSynchronize:
         items: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("connection", lambda: self._connect(api)),
             ("state", lambda: self._state(api)),
-            ("records", lambda: self._store_side.mend(self._connections, address)),
+            ("records", lambda: self._store_side.mend(address)),
             ("users", lambda: self._users(api)),
             ("topics", lambda: self._topics(api)),
             ("groups", lambda: self._groups(api)),
