@@ -151,3 +151,13 @@ def test_pages_that_nobody_sees_leave_their_connections_to_others(page: Page) ->
         with tab.expect_request("**/events?*"), tab.expect_response("**/samples?*") as response:
             tab.evaluate(SET_HIDDEN, False)
         assert response.value.ok
+
+
+@pytest.mark.shows("console: figures of a page go on once the cluster, or a place, is there again")
+def test_a_page_whose_figures_were_refused_asks_again(page: Page, faults: Faults) -> None:
+    with run_cluster() as cluster, console(cluster.namesrv, requests_per_second=200) as home:
+        for path in ("samples", "events"):
+            page.route(f"**/{path}?*", lambda route: route.fulfill(status=503), times=1)
+        with page.expect_response(lambda answer: "/events?" in answer.url and answer.ok):
+            page.goto(home)
+        faults.expect("503: GET", "503: GET")

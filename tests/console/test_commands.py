@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.console.scene import until
 
 from rocketspark.console import assets
 from rocketspark.testing import run_cluster
+from rocketspark.transport.tls import certificate_files
 
 COMMAND = [sys.executable, "-m", "rocketspark.cli.main"]
 TIMEOUT_S = 60
@@ -69,6 +71,25 @@ def test_a_console_speaks_tls(tmp_path: Path) -> None:
             context = ssl.create_default_context(cafile=cluster.client_options["tls_ca"])
             page = fetched(url, context)
             assert "Secret key" in page
+
+
+@pytest.mark.shows("certificates replaced without a restart, under load")
+def test_a_console_takes_a_new_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def replace() -> None:
+        pair = certificate_files.make_pair()
+        key.write_bytes(pair.key)
+        cert.write_bytes(pair.certificate)
+
+    replace()
+    words = ["-n", "127.0.0.1:1", "-p", "0", "--port-tls-cert", str(cert), "--port-tls-key", str(key)]
+    with running(tmp_path, "console", *words) as (line, _):
+        host, port = line.split("console=")[1].split()[0].split(":")
+        for _ in range(2):
+            # Where an address is dialled no server's name is told.
+            until(lambda: ssl.get_server_certificate((host, int(port))).strip() == cert.read_text().strip())
+            replace()
 
 
 @pytest.mark.shows("the console: `rocketspark console`, plain and by TLS, and `server --console-port`")

@@ -20,7 +20,7 @@ from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console import ConsoleSettings, app, make_app, server
 from rocketspark.console.pages import messages
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, ServerError
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("the console: strangers, pages of others, sessions that ended, names without end")
@@ -91,7 +91,10 @@ def test_figures_are_told_no_more_once_the_session_ended(locked: Cluster, monkey
         assert (answer.status_code, "lag" in answer.text, len(told)) == (200, False, 1)
 
 
-def test_figures_are_told_no_more_once_the_user_is_deleted(locked: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("takes", ["delete_user", "delete_acl"])
+def test_figures_are_told_no_more_once_the_user_or_his_right_is_deleted(
+    locked: Cluster, monkeypatch: pytest.MonkeyPatch, takes: str
+) -> None:
     told = list[int]()
     monkeypatch.setattr(app, "ALLOWED_AGAIN_S", 0.0)
     with (
@@ -102,18 +105,67 @@ def test_figures_are_told_no_more_once_the_user_is_deleted(locked: Cluster, monk
         admin.create_acl("User:leaver", ["Cluster:*"], ["Get", "List"], decision="Allow")
         assert log_in(client, "leaver", "leaver-secret").status_code == 303
         console = client.app.state.console  # type: ignore[attr-defined]
+        cookie = client.cookies["rocketspark_console_80"]
 
         async def next_() -> tuple[float, dict[str, float]]:
             told.append(1)
             if len(told) == 2:
-                await asyncio.to_thread(admin.delete_user, "leaver")
+                await asyncio.to_thread(getattr(admin, takes), "leaver")
+                console.sessions.find(cookie).view.forget()
             elif len(told) > 2:
                 console.closing.set()
             return float(len(told)), {"lag": 7.0}
 
         monkeypatch.setattr(console.sampler, "next", next_)
         answer = client.get("/events?names=lag")
+        if takes == "delete_acl":
+            admin.delete_user("leaver")
     assert (answer.text.count("event: sample"), len(told)) == (1, 2)
+
+
+def test_a_page_that_nobody_uses_keeps_no_session_alive(locked: Cluster) -> None:
+    with opened(locked.namesrv, options=tls_of(locked)) as client:
+        log_in(client, "reader", "reader-secret")
+        console = client.app.state.console  # type: ignore[attr-defined]
+        session = console.sessions.find(client.cookies["rocketspark_console_80"])
+        session.seen_s -= 60
+        seen_s = session.seen_s
+        for path in ("/samples?names=lag", "/group/progress?name=billing"):
+            client.get(path, headers={"HX-Request": "true"})
+        client.get("/streams", headers={"HX-Request": "true"})
+        assert session.seen_s == seen_s
+        client.get("/topics")
+        assert session.seen_s > seen_s
+
+
+def test_one_user_leaves_places_of_pages_that_follow_to_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "STREAMS_OF_ONE_MAX", 0)
+    with opened(cluster.namesrv) as client:
+        # Pages ask again where the server says that it is its own fault.
+        assert client.get("/events").status_code == 503
+
+
+def test_figures_of_a_cluster_that_is_away_are_no_fault_of_who_asks() -> None:
+    with opened("127.0.0.1:1") as client:
+        assert (client.get("/samples").status_code, client.get("/samples").json()) == (200, [])
+    with contextlib.ExitStack() as running:
+        cluster = running.enter_context(run_cluster(secure=True))
+        keys = cluster.client_options
+        with opened(cluster.namesrv, options=tls_of(cluster)) as client:
+            assert log_in(client, keys["access_key"], keys["secret_key"]).status_code == 303
+            running.close()
+            assert [client.get(path).status_code for path in ("/samples", "/events")] == [502, 502]
+
+
+def test_messages_are_asked_for_no_more_once_that_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*given: Any, **named: Any) -> Any:
+        raise ServerError(16, "no permission")
+
+    monkeypatch.setattr(messages, "_next", refused)
+    with opened(cluster.namesrv) as client:
+        assert client.get("/messages/tail/events?topic=orders").text.count("no permission") == 1
 
 
 def test_the_lag_of_a_group_is_told_to_those_who_may_see_the_group(locked: Cluster) -> None:
@@ -192,32 +244,28 @@ def test_silent_connections_end_and_keep_nobody_out(cluster: Cluster, monkeypatc
 
 def test_who_reads_no_answers_loses_the_connection(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "UNREAD_S", 0.3)
-    loop_of = socket.socket(), socket.socket()
 
-    async def run() -> list[int]:
+    async def run() -> None:
         running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
         await running.start()
+        assert running._server is not None
+        connections = running._server.server_state.connections
         host, port = running.address.split(":")
-        ask = f"GET /static/vendor/htmx.min.js HTTP/1.1\r\nHost: {host}\r\n".encode()
-        try:
-            for link, asked in zip(loop_of, (ask + b"\r\n", ask + b"Connection: close\r\n\r\n"), strict=True):
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                link.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(link, (host, int(port)))
-                await asyncio.get_running_loop().sock_sendall(link, asked * 300)
-            counts = []
+        loop = asyncio.get_running_loop()
+        with socket.socket() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            link.setblocking(False)
+            await loop.sock_connect(link, (host, int(port)))
+            ask = f"GET /static/vendor/htmx.min.js HTTP/1.1\r\nHost: {host}\r\n\r\n"
+            await loop.sock_sendall(link, ask.encode() * 300)
             async with asyncio.timeout(30):
-                while not counts or counts[-1]:
-                    await asyncio.sleep(0.05)
-                    assert running._server is not None
-                    counts.append(len(running._server.server_state.connections))
-            return counts
-        finally:
-            await running.close()
-            for link in loop_of:
-                link.close()
+                while not connections:
+                    await asyncio.sleep(0.01)
+                while connections:
+                    await asyncio.sleep(0.01)
+        await running.close()
 
-    assert max(asyncio.run(run())) == 2
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])

@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from rocketspark import machine
 from rocketspark.console import guard
-from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed
+from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed, NotNow
 from rocketspark.console.cluster import making
 from rocketspark.console.cluster.sampler import figures
 from rocketspark.console.content.event_streams import EventStream
@@ -37,7 +38,8 @@ from rocketspark.transport.server_bounds import place_of
 
 log = logging.getLogger("rocketspark.console")
 STATIC = Path(__file__).parent / "static"
-STREAMS_MAX = 200
+# Pages that are kept up to date, and those of one user, or of one address where nobody logs in.
+STREAMS_MAX, STREAMS_OF_ONE_MAX = 200, 50
 # The field of a confirmation that says which topic of its name was described.
 MADE = "topic-made"
 # How often a stream asks whether its user still may see what it tells.
@@ -50,6 +52,8 @@ ASKED_AGAIN_S = 30.0
 # Browsers keep the cookie to themselves where a link of another site leads here. A new one would end the session that
 # it stands for; so the page is asked for once more, by itself.
 AGAIN = '<!doctype html><title>RocketSpark</title><meta http-equiv="refresh" content="0">\n'
+# What pages ask for by themselves, again and again while they are open: nobody need sit before them.
+BY_THEMSELVES = frozenset(("/events", "/samples", "/messages/tail/events", "/group/progress", "/streams"))
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -90,7 +94,8 @@ class _Ways:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._streams = 0
+        # By whose they are.
+        self._streams = Counter[str]()
 
     def page(self, route: PageRoute) -> Handler:
         """Return what serves a page."""
@@ -151,7 +156,8 @@ class _Ways:
             if given is None and request.headers.get("sec-fetch-site") == "cross-site":
                 return HTMLResponse(AGAIN)
             cookie = given if is_cookie(given) and given is not None else new_cookie()
-            call = Call(self._console, request, cookie, self._console.sessions.find(cookie))
+            session = self._console.sessions.find(cookie, used=not is_by_itself(request))
+            call = Call(self._console, request, cookie, session)
             if login and call.session is None and await self._must_log_in():
                 response = _to_login(call)
             else:
@@ -273,10 +279,16 @@ class _Ways:
     # -- figures -------------------------------------------------------------------------------------------------
 
     async def _may_see_figures(self, call: Call) -> None:
+        """Raise what keeps a user from the state of every broker, or why that cannot be known now."""
+        if call.session is None:
+            # Nobody logs in where the cluster asks for no keys.
+            return
         found = await figures(call.view)
-        refused = [each.error for each in found if each.error]
-        if found and len(refused) == len(found):
-            raise UsageError(refused[0])
+        if found and not all(each.error for each in found):
+            return
+        # Raises why no broker answers, which says nothing about the user.
+        await call.read("check_keys", lambda admin: admin.check_keys())
+        raise UsageError(found[0].error if found else "no broker tells whether you may see its figures")
 
     async def samples(self, call: Call) -> Response:
         """Answer with all samples that are kept, as JSON: the figures that argument `names` lists."""
@@ -303,26 +315,28 @@ class _Ways:
         await call.read(("group", group), lambda admin: admin.show_group(group))
 
     async def _still_allowed(self, call: Call) -> frozenset[str] | None:
-        """Return the figures that a stream may go on to tell; None if the cluster takes the user's keys no more."""
-        if call.session is not None:
-            try:
+        """Return the figures that a stream may go on to tell; None if the user may see none any more."""
+        try:
+            if call.session is not None:
                 await call.read("check_keys", lambda admin: admin.check_keys(), ALLOWED_AGAIN_S)
-            except ServerError:
-                return None
-            except RocketSparkError as e:
-                # A broker that is away says nothing about the user, and there are no samples meanwhile.
-                log.debug("keys of %s: %s", call.who, e)
+            await self._may_see_figures(call)
+        except (ServerError, UsageError):
+            return None
+        except RocketSparkError as e:
+            # A broker that is away says nothing about the user, and there are no samples meanwhile.
+            log.debug("figures for %s: %s", call.who, e)
         return await self._figures_of(call)
 
     async def events(self, call: Call) -> Response:
         """Answer with each sample once it is taken, as an event of the server."""
         await self._may_see_figures(call)
-        if self._streams >= STREAMS_MAX:
-            raise UsageError(f"{STREAMS_MAX} pages are kept up to date already: close one")
-        return EventStream(self._stream(call))
+        one = call.who or place_of(self._source(call).rpartition(":")[0])
+        if self._streams[one] >= STREAMS_OF_ONE_MAX or self._streams.total() >= STREAMS_MAX:
+            raise NotNow(f"{STREAMS_OF_ONE_MAX} of your pages, or {STREAMS_MAX} in all, are kept up to date already")
+        return EventStream(self._stream(call, one))
 
-    async def _stream(self, call: Call) -> AsyncGenerator[bytes]:
-        self._streams += 1
+    async def _stream(self, call: Call, one: str) -> AsyncGenerator[bytes]:
+        self._streams[one] += 1
         closing = asyncio.ensure_future(self._console.closing.wait())
         try:
             yield b"retry: 3000\n\n"
@@ -347,7 +361,9 @@ class _Ways:
                     yield b": still here\n\n"
         finally:
             closing.cancel()
-            self._streams -= 1
+            self._streams[one] -= 1
+            if not self._streams[one]:
+                del self._streams[one]
 
 
 class _Forbidden(Exception):
@@ -394,6 +410,12 @@ def _status(error: RocketSparkError) -> int:
     if isinstance(error, TransportError):
         return 502
     return 400 if isinstance(error, UsageError) else 503
+
+
+def is_by_itself(request: Request) -> bool:
+    """Tell whether a page asks by itself, and not somebody who uses it."""
+    path = request.url.path
+    return path in BY_THEMSELVES and (path != "/streams" or request.headers.get("hx-request") == "true")
 
 
 def cookie_name(request: Request) -> str:

@@ -59,6 +59,12 @@ class NotAllowed(Exception):
     """The cluster wants to know who asks: somebody has to log in."""
 
 
+class NotNow(RocketSparkError):
+    """Raised for what cannot be had for the moment: a page asks for it again."""
+
+    retriable = True
+
+
 class Call:
     """One request. `session`: of who logged in, else None; `view`: the cluster as his keys show it."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Collection, Iterable, Iterator
 
 import uvicorn
@@ -15,6 +16,8 @@ from rocketspark.console.app import make_app
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
 from rocketspark.transport.server_bounds import place_of
+from rocketspark.transport.tls.server_contexts import ServerContexts
+from rocketspark.transport.tls.settings import TlsSettings
 
 CONNECTIONS_MAX = 500
 # Of one address, so that the others keep most of them; proxies that are trusted ask for many.
@@ -38,8 +41,9 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Told of each byte that waits for the client: so a connection that was closed before they left is known too.
-        transport.set_write_buffer_limits(0)
+        # Told of what waits for the client however little it is: so what a closed connection waits for is known too.
+        # With 0 TLS would be told that an empty buffer is full.
+        transport.set_write_buffer_limits(1)
         host = self.client[0] if self.client else ""
         self.place = place_of(host)
         self._since = self.loop.time()
@@ -131,6 +135,9 @@ class ConsoleServer:
     def __init__(self, settings: ConsoleSettings) -> None:
         self._settings = settings
         self._app = make_app(settings)
+        s = settings
+        tls = TlsSettings(mode="enforcing", cert_path=s.tls_cert, key_path=s.tls_key, key_password=s.tls_key_password)
+        self._tls = ServerContexts(tls) if s.tls_cert else None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.address = ""
@@ -153,19 +160,18 @@ class ConsoleServer:
             server_header=False,
             lifespan="on",
             ws="none",
-            ssl_certfile=self._settings.tls_cert or None,
-            ssl_keyfile=self._settings.tls_key or None,
-            ssl_keyfile_password=self._settings.tls_key_password or None,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=3,
             # Addresses in headers are whoever's who sends them.
             proxy_headers=False,
         )
-        try:
-            config.load()
-        except OSError as e:
-            listening.close()
-            raise ConfigError(f"the console's certificate or key cannot be used: {e}") from None
+        config.load()
+        if self._tls is not None:
+            try:
+                config.ssl = self._first_context(self._tls)
+            except ConfigError as e:
+                listening.close()
+                raise ConfigError(f"the console's certificate or key cannot be used: {e}") from None
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started:
@@ -174,8 +180,24 @@ class ConsoleServer:
                 raise self._task.exception() or ConfigError("the console did not start; its log says why")
             await asyncio.sleep(0.005)
 
+    def _first_context(self, tls: ServerContexts) -> ssl.SSLContext:
+        """Return the context of all connections, each of which takes the newest certificate. Raises ConfigError."""
+        tls.load()
+        tls.watch()
+        first = tls.context
+        assert first is not None
+
+        def newest(link: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+            if tls.context is not None:
+                link.context = tls.context
+
+        first.sni_callback = newest
+        return first
+
     async def close(self) -> None:
         """Stop serving."""
+        if self._tls is not None:
+            self._tls.stop()
         if self._server is not None and self._task is not None:
             self._app.state.console.closing.set()
             self._server.should_exit = True

@@ -50,12 +50,13 @@ class Sessions:
         """Return the token that forms of the cookie's pages bring back."""
         return hmac.new(self._secret, cookie.encode(), hashlib.sha256).hexdigest()
 
-    def find(self, cookie: str) -> Session | None:
-        """Return the session of a cookie, if somebody logged in with it."""
+    def find(self, cookie: str, *, used: bool = True) -> Session | None:
+        """Return the session of a cookie, if somebody logged in with it. `used`: he did something: it goes on."""
         session = self._known.get(cookie)
         if session is None or session.is_over():
             return None
-        session.seen_s = machine.monotonic()
+        if used:
+            session.seen_s = machine.monotonic()
         return session
 
     def holds(self, cookie: str, session: Session) -> bool:

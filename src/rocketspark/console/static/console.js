@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const KEPT = 720;
+  const AGAIN_MS = 5000;
   const plots = [];
 
   function color(name) {
@@ -52,10 +53,14 @@
     }
   }
 
-  // The samples that the console keeps, null if it does not show them to this user any more.
+  // The samples that the console keeps, none if it cannot tell them now, null if it does not show them to this user.
   async function kept(asked) {
-    const answer = await fetch("/samples" + asked);
-    return answer.ok ? answer.json() : null;
+    try {
+      const answer = await fetch("/samples" + asked);
+      return answer.ok ? await answer.json() : answer.status >= 500 ? [] : null;
+    } catch {
+      return [];
+    }
   }
 
   async function begin() {
@@ -86,10 +91,16 @@
       if (source || document.hidden) return;
       source = new EventSource("/events" + asked);
       source.addEventListener("sample", (event) => takeNewer(JSON.parse(event.data)));
+      source.addEventListener("error", (event) => {
+        // A browser gives up for good where the answer is an error: the cluster, or a place, may be there again soon.
+        if (event.target.readyState !== EventSource.CLOSED || event.target !== source) return;
+        source = null;
+        setTimeout(shownAgain, AGAIN_MS);
+      });
     }
 
     async function shownAgain() {
-      const missed = await kept(asked).catch(() => []);
+      const missed = await kept(asked);
       if (missed === null) return;
       missed.forEach(takeNewer);
       follow();
