@@ -23,6 +23,7 @@ from faststream.security import BaseSecurity, SASLPlaintext
 from rocketspark.client.options import AccessOptions, ClientOptions
 from rocketspark.errors import ConfigError
 from rocketspark.faststream.producer import RocketProducer
+from rocketspark.protocol.message.message_ids import ID_CHARACTERS, ID_WITH_IPV6_CHARACTERS
 
 if TYPE_CHECKING:
     from faststream._internal.basic_types import LoggerProto
@@ -144,11 +145,11 @@ class _LogFields(DefaultLoggerStorage):
         logger = self._get_logger_ref()
         if logger is None:
             columns = [f"%({name})-{width}s" for name, width in self._widths.items() if width]
-            line = " | ".join([*columns, "%(message_id)-10s"])
+            line = " | ".join([*columns, f"%(message_id)-{ID_CHARACTERS}s"])
             logger = get_broker_logger(
                 name="rocketmq",
                 default_context=dict.fromkeys(self._widths, ""),
-                message_id_ln=10,
+                message_id_ln=ID_WITH_IPV6_CHARACTERS,  # Whole: all ids of a process begin alike.
                 fmt=f"%(asctime)s %(levelname)-8s - {line} - %(message)s",
                 context=context,
                 log_level=self.logger_log_level,

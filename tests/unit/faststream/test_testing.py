@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 from fast_depends.msgspec import MsgSpecSerializer
+from faststream._internal.constants import EMPTY
 from faststream.exceptions import SetupError, SubscriberNotFound
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram256
 from faststream.specification import AsyncAPI
@@ -20,11 +22,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from tests.support.patience import LIMIT_S
 
-from faststream import Context, Depends, ExceptionMiddleware, FastStream
+from faststream import Context, ContextRepo, Depends, ExceptionMiddleware, FastStream
 from rocketspark.errors import ConfigError, MessageIllegal, UsageError
 from rocketspark.faststream import RocketBroker, RocketRoute, RocketRouter, RocketSecurity, TestRocketBroker
 from rocketspark.faststream.annotations import RocketMessage
-from rocketspark.faststream.config import access_of
+from rocketspark.faststream.config import access_of, make_rocket_logger_state
 from rocketspark.faststream.opentelemetry import RocketTelemetryMiddleware
 from rocketspark.faststream.prometheus import RocketPrometheusMiddleware
 
@@ -203,6 +205,20 @@ def test_the_document_names_topics_and_types() -> None:
     assert channels == {"Orders": ("orders", "New orders."), "bills:Publisher": ("bills", None)}
     assert document["components"]["securitySchemes"] == {"access-key": {"type": "userPassword"}}
     assert FastStream(broker).broker is broker
+
+
+def test_a_line_of_the_log_has_the_whole_id_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ids of a process differ in their last characters alone."""
+    monkeypatch.setattr(logging.getLogger("faststream.access.rocketmq"), "filters", [])  # Those of other brokers.
+    context, message_id = ContextRepo(), "7F0000014D0404E4F80FB29264E93500"
+    logger = make_rocket_logger_state(logger=EMPTY, log_level=logging.INFO)
+    logger.params_storage.register_subscriber({"topic": "orders", "group": "billing"})
+    logger._setup(context)
+    with context.scope("log_context", {"topic": "orders", "group": "billing", "message_id": message_id}):
+        lines = logging.getLogger("faststream.access.rocketmq")
+        record = lines.makeRecord(lines.name, logging.INFO, __file__, 1, "Received", (), None)
+        assert lines.filter(record)
+    assert lines.handlers[0].format(record).endswith(f"- orders | billing | {message_id} - Received")
 
 
 def test_security_that_rocketmq_has_not_is_refused() -> None:

@@ -14,6 +14,7 @@ from rocketspark.errors import UsageError
 
 # Of a unique id, where the address in it is none of IPv6.
 ID_CHARACTERS = 32
+ID_WITH_IPV6_CHARACTERS = 56
 
 
 @lru_cache(maxsize=4096)
