@@ -394,6 +394,11 @@ class Registry:
         self._leave(silent)
         return silent
 
+    def heard_all(self, now_ms: int) -> None:
+        """Let all brokers count as heard of: while this server heard nobody, what they sent waited to be read."""
+        for broker in self._live.values():
+            broker.heard_ms = now_ms
+
     def disconnected(self, connection: Hashable) -> list[LiveBroker]:
         """Drop the brokers that registered over a connection that ended; return them."""
         lost = [self._live[key] for key in self._over.get(connection, ())]

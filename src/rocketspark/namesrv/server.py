@@ -23,6 +23,8 @@ from rocketspark.transport.tls.settings import TlsSettings
 log = LimitedLog("rocketspark.namesrv")
 
 SHARE_ALONE, SHARE_BESIDE_A_BROKER = 0.5, 0.25
+# A look that comes so much too late tells that this process stood still, or was very busy.
+LATE_MS = 1000
 
 
 class NameServer:
@@ -66,6 +68,7 @@ class NameServer:
         self._share = share
         self._audit: Audit | None = None
         self._scanner: asyncio.TimerHandle | None = None
+        self._scan_due_ms = 0
         self._settling = False
 
     @property
@@ -88,14 +91,21 @@ class NameServer:
         self._server.connections_max = connections_max(self._share)
         await self._server.start(self.settings.host, self.settings.port)
         self.settings.listening(self.address)
-        self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
+        self._scan_later()
         log.info("NameServer listens on %s", self.address)
+
+    def _scan_later(self) -> None:
+        self._scan_due_ms = now_ms() + int(self.settings.scan_s * 1000)
+        self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
 
     def _scan(self) -> None:
         try:
+            now = now_ms()
+            if now - self._scan_due_ms > LATE_MS:
+                self.registry.heard_all(now)
             if self._audit is not None:
                 self._audit.tick()
-            for broker in self.registry.expire(now_ms()):
+            for broker in self.registry.expire(now):
                 log.warning("broker %s (%s) is silent: dropped", broker.broker_name, broker.address)
                 # One that hangs is done with; one that lives connects and registers anew.
                 if isinstance(broker.connection, Peer) and not self.registry.is_used(broker.connection):
@@ -103,7 +113,7 @@ class NameServer:
             self._settle()
         finally:
             # After any error: silent brokers would else stay for ever.
-            self._scanner = asyncio.get_running_loop().call_later(self.settings.scan_s, self._scan)
+            self._scan_later()
 
     def _peer_closed(self, peer: Peer) -> None:
         for broker in self.registry.disconnected(peer):
