@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from rocketspark.admin.messages.search import Search
 from rocketspark.cli.main import run as rocketspark
 from rocketspark.client import AsyncProducer, Producer
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
-from rocketspark.model import Message, ReceivedMessage
+from rocketspark.model import Message, MessageQueue, ReceivedMessage
 from rocketspark.protocol.message import properties
 from rocketspark.protocol.trace import Consumed, Received, encode
 from rocketspark.spark.metrics.listening import listen_to_pipeline
@@ -26,7 +28,7 @@ from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.tables.client_access import Access
-from rocketspark.testing import Cluster
+from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("`dlq`: counted, sampled, chosen, sent again once")
 
@@ -202,6 +204,72 @@ def test_lost_answers_and_an_end_in_the_midst_send_nothing_twice(
     assert done.already_there > 0
     assert (done.already_there + done.sent, done.failed) == (COUNT, 0)
     assert sorted(map(what, stored(cluster, target, COUNT)), key=str) == sorted(map(what, messages), key=str)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Cluster, str, str]]:
+    """A cluster, a topic with a queue on each of two brokers, and a group with six dead letters on each."""
+    with run_cluster(brokers=2) as cluster:
+        with Producer(cluster.namesrv) as producer:
+            producer.create_topic("pairs", queue_count=1)
+            for number in range(COUNT):
+                producer.send("pairs", b"%d" % number, queue=MessageQueue("pairs", f"broker-{'ab'[number % 2]}", 0))
+        bury(cluster, "pair", stored(cluster, "pairs", COUNT))
+        yield cluster, "pairs", "pair"
+
+
+def without(cluster: Cluster, topic: str, broker_name: str) -> None:
+    """Kill a broker, and wait until no route names it."""
+    cluster.kill_master(broker_name)
+    with Admin(cluster.namesrv) as admin:
+        while broker_name in {q.queue.broker_name for q in admin.show_topic(topic).queues}:
+            time.sleep(0.01)
+
+
+@pytest.mark.shows("mended: `dlq` sends letters again whose resends lie on a broker that is away")
+@pytest.mark.parametrize("by_command", [False, True])
+def test_a_broker_that_is_away_hides_no_resend(
+    spark: SparkSession, pair: tuple[Cluster, str, str], by_command: bool
+) -> None:
+    cluster, topic, group = pair
+
+    def resend() -> int:
+        if not by_command:
+            return dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group])).sent
+        with Admin(cluster.namesrv) as admin:
+            return sum(one.outcome == "sent" for one in admin.resend_dead_letters(group))
+
+    assert resend() == COUNT
+    without(cluster, topic, "broker-b")
+    assert resend() == 0
+    cluster.start_again("broker-b")
+    assert len(stored(cluster, topic, 2 * COUNT)) == 2 * COUNT
+
+
+@pytest.mark.shows("mended: `dlq --resend` sends letters twice if a broker dies meanwhile")
+def test_a_broker_that_dies_during_a_resend(
+    spark: SparkSession, pair: tuple[Cluster, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, topic, group = pair
+    monkeypatch.setattr(dlq_resend, "DOUBT_S", 0.01)
+    monkeypatch.setattr(dlq_resend, "IN_FLIGHT_MAX", 4)
+    send, sent = AsyncProducer.send_packed, 0
+
+    async def dying(self: AsyncProducer, *arguments: Any) -> Any:
+        nonlocal sent
+        result = await send(self, *arguments)
+        sent += 1
+        if sent == 7:
+            await asyncio.to_thread(without, cluster, topic, "broker-b")
+        return result
+
+    monkeypatch.setattr(AsyncProducer, "send_packed", dying)
+    with pytest.raises(ConfigError, match="broker 'broker-b' is away, so it cannot be seen which letters"):
+        dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]))
+    cluster.start_again("broker-b")
+    done = dlq_resend.run(spark, cluster.namesrv, Choice(groups=[group]))
+    assert (done.already_there + done.sent, done.failed) == (COUNT, 0)
+    assert len(stored(cluster, topic, 2 * COUNT)) == 2 * COUNT
 
 
 @pytest.mark.shows(

@@ -6,14 +6,14 @@ Rule: a letter's resend has one unique id for ever, so every sender can see whet
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
-from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, key_of, pack
-from rocketspark.model import Message, namespace
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage, key_of, pack, queue_of_key
+from rocketspark.model import Message, MessageQueue, namespace
 from rocketspark.protocol.message import origins, properties
 
 # The property in which 5.x brokers note a letter's topic; if that is a retry topic, another property has the first one.
@@ -91,3 +91,14 @@ def outgoing(letter: DeadLetter, packing: PackingSettings, *, to_group: bool) ->
             out, properties=out.properties + properties.encode({properties.RETRY_TOPIC: topic})
         )
     return out, key_of(message)
+
+
+def queue_of(letter: DeadLetter, sharding_key: str | None, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue of its target that a dead letter is sent to, the same each time: that of its key, else one of
+    the broker that holds the letter, so that whoever can read the letter can see whether it was sent before.
+    """
+    if sharding_key:
+        return queue_of_key(sharding_key, queues)
+    broker_name = letter.place.split("/")[-3]
+    near = [queue for queue in queues if queue.broker_name == broker_name] or queues
+    return near[int(letter.resend_id[:8], 16) % len(near)]

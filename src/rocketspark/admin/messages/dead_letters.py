@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rocketspark.admin.cluster_client import QueueState
-from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, resend_id
+from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, queue_of, resend_id
 from rocketspark.admin.messages.search import FOUND_BYTES_MAX, SCAN_MAX, FoundMessages, Search
 from rocketspark.admin.messages.stored import GROUP
 from rocketspark.admin.messages.traces import TraceOperations
@@ -295,7 +295,9 @@ class DeadLetterOperations(TraceOperations):
                 return outcome("failed", f"{text}: use `pipeline dlq --resend`, which reads the target")
             if dry_run:
                 return outcome("would send")
-            await (await self._sender()).send_packed(out, sharding_key, None, None)
+            queues = () if sharding_key else (await self._routes.get(letter.target)).producer_queues()
+            queue = queue_of(letter, None, queues) if queues else None
+            await (await self._sender()).send_packed(out, sharding_key, queue, None)
         except RocketSparkError as e:
             try:
                 await asyncio.sleep(DOUBT_S)

@@ -1,5 +1,5 @@
 """Sends dead letters again. Rule: before a letter is sent, its target is searched for the unique id of its resend; and
-once more after a send without a reply.
+once more after a send without a reply. Letters go only to queues that are searched, all of them.
 
 The sending is the driver's: letters are few, go in the order they died in, and a stop leaves no task behind that sends.
 """
@@ -7,19 +7,21 @@ The sending is the driver's: letters are few, go in the order they died in, and 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from rocketspark.admin.messages.dead_letter_rules import DeadLetter, outgoing, resend_id
+from rocketspark.admin.messages.dead_letter_rules import DeadLetter, outgoing, queue_of, resend_id
 from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, RouteNotFound, UsageError
-from rocketspark.model import namespace
+from rocketspark.model import MessageQueue, namespace
 from rocketspark.spark.pipelines.connection import Connection, closed_topics, connection, operations_of
 from rocketspark.spark.pipelines.dlq import choose, find, letters
 from rocketspark.spark.pipelines.options import Choice, ResendOptions
@@ -114,6 +116,9 @@ class _Resend:
         self._doubtful = 0
         self._blocked: set[tuple[str, str]] = set()
         self._kept: list[DataFrame] = []
+        # By target: the queues that can be read, and those of them that letters go to.
+        self._searched: dict[str, set[MessageQueue]] = {}
+        self._queues: dict[str, list[MessageQueue]] = {}
 
     def run(self) -> ResendReport:
         """Look, send, and look again for letters whose send had no reply."""
@@ -146,6 +151,7 @@ class _Resend:
                 error = next(iter(self._errors))
                 self._progress.say(f"{self._doubtful:,} letters may not have been sent ({error}); looking again")
                 self._progress.stop.wait(DOUBT_S)
+                self._await_brokers()
                 found, there = self._look(chosen, counts, oldest_ms)
         finally:
             for frame in self._kept:
@@ -204,13 +210,38 @@ class _Resend:
                 if full not in there:
                     text = f"letters would go to topic {name!r}, which is not there: create it, or name another"
                     raise RouteNotFound(name, remark=text)
-                if not operations.show_topic(full).queues:
+                state = operations.show_topic(full)
+                self._searched[name] = {q.queue for q in state.queues}
+                self._queues[name] = [q for q in state.route.producer_queues() if q in self._searched[name]]
+                if not self._queues[name]:
+                    lacks = "be read, so those sent before cannot be seen" if not state.queues else "be written"
                     raise ConfigError(
-                        f"letters would go to topic {name!r}, which may not be read, so those sent before cannot"
-                        f" be seen: give it permission to be read (rocketspark topic update {full} --perm both)"
+                        f"letters would go to topic {name!r}, which may not {lacks}: give it both permissions"
+                        f" (rocketspark topic update {full} --perm both)"
                     )
         for text in closed_topics(self._where, sorted(targets)).values():
             raise ConfigError(f"letters that were sent before cannot be seen: {text}")
+
+    def _await_brokers(self) -> None:
+        """Wait until all queues that letters may have been sent to can be searched. Raises ConfigError if one cannot:
+        a letter there would be sent again.
+        """
+        for _ in range(ROUNDS):
+            away: set[MessageQueue] = set()
+            with operations_of(self._where) as operations:
+                for queues in self._searched.values():
+                    there: set[MessageQueue] = set()
+                    with suppress(RocketSparkError):
+                        there = {q.queue for q in operations.show_topic(next(iter(queues)).topic).queues}
+                    away |= queues - there
+            if not away or self._progress.stop.wait(DOUBT_S):
+                break
+        if away:
+            queue = min(away)
+            raise ConfigError(
+                f"broker {queue.broker_name!r} is away, so it cannot be seen which letters topic {queue.topic!r} has"
+                " there: run this again once it is back"
+            )
 
     def _look(self, chosen: DataFrame, counts: Counts, oldest_ms: int) -> tuple[DataFrame, Counts]:
         """Find the chosen letters that their targets hold: return their resendId and target; and how many, by
@@ -222,7 +253,12 @@ class _Resend:
             return wanted.where("false").select("resendId", "target"), {}
         # Nothing was sent again before the first of them died.
         since = str(max(0, oldest_ms - CLOCKS_MS))
-        own = {"topic": ",".join(targets), "failOnDataLoss": "false", "startingTimestamp": since}
+        places: dict[str, dict[str, list[int]]] = {}
+        for name in targets:
+            for queue in sorted(self._searched[name]):
+                places.setdefault(name, {}).setdefault(queue.broker_name, []).append(queue.queue_id)
+        # Named one by one: without those of a broker that is away, letters there would be sent again.
+        own = {"assign": json.dumps(places), "failOnDataLoss": "false", "startingTimestamp": since}
         # What chooses letters need not be true of what they are sent as.
         options = over(self._where.without_choice().read_options(), own)
         there = self._spark.read.format("rocketmq").options(**options).schema("topic string, messageId string").load()
@@ -287,7 +323,9 @@ class _Resend:
         for number, (letter, out) in enumerate(chain):
             try:
                 if key not in self._blocked:
-                    await producer.send_packed(out, key[1] if key[0] else None, None, None)
+                    sharding_key = key[1] if key[0] else None
+                    queue = queue_of(letter, sharding_key, self._queues[letter.target])
+                    await producer.send_packed(out, sharding_key, queue, None)
             except RocketSparkError as e:
                 self._errors.setdefault(str(e))
                 self._blocked.add(key)
