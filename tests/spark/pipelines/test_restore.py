@@ -320,7 +320,7 @@ def test_a_send_without_a_reply_is_looked_for_before_it_is_repeated(
         found = [
             b.column("body").to_pylist() for b in restore_tasks.read_offsets(reader, topic, ("broker-b", 1), 0, 40, {})
         ]
-        assert restore_tasks.queue_offsets(topic, restore_tasks._newest(reader))["broker-b", 1] == 40
+        assert restore_tasks.queue_offsets(topic, reader.end_now())["broker-b", 1] == 40
     finally:
         reader.stop()
     assert [body for bodies in found for body in bodies] == [b for r in rows for b in r.column("body").to_pylist()]

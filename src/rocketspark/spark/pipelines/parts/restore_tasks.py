@@ -39,6 +39,7 @@ from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, r
 from rocketspark.spark.write.rows import CheckedRows, parts
 from rocketspark.tables.offset_ranges import Made, made_json, made_of, to_json
 from rocketspark.tables.options import parse_read
+from rocketspark.tables.read.executor_queries import broker_away
 from rocketspark.transport.retries import Retries, RetryRule
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ ATTEMPTS = 6
 # A send whose reply never came may still be carried out for so long; only then is it sent again.
 DOUBT_S = 3.0
 # Time for which a broker that does not answer is asked again.
-LOOK_S = 60.0
+LOOK_S, LOOK_PAUSE_S = 60.0, 0.3
 # A task names no more rows that may not be written.
 REASONS_MAX = 100
 # These characters separate properties, so no value may hold one; a message id made elsewhere may.
@@ -294,22 +295,26 @@ class QueueSender:
     async def start(self) -> None:
         """Start the producer, and find out which rows of this restore the queue holds already."""
         await self._producer.start()
-        await asyncio.to_thread(self._look)
+        await self._looked(time.monotonic() + LOOK_S)
 
     async def close(self) -> None:
         """Close the producer."""
         await self._producer.close()
 
     def _look(self) -> None:
-        """Note the rows that the queue holds of this restore from `tail` on."""
+        """Note the rows that the queue holds of this restore from `tail` on. Raises NotSent if its broker is away: what
+        it holds cannot be told then.
+        """
         schema = StructType([READ_SCHEMA["queueOffset"], READ_SCHEMA["properties"]])
         # What a kill left over may be compressed, or from any producer: only properties are read. What is deleted there
         # by now cannot be looked at: where it was of this restore it is sent again.
         reader = topic_reader(self._where.without_choice(), self._topic, schema, failOnDataLoss="false")
         try:
-            newest = _newest(reader)
-            end = queue_offsets(self._topic, newest).get(self._target, self._tail)
-            for batch in read_offsets(reader, self._topic, self._target, self._tail, end, made_of(newest)):
+            begin = reader.initialOffset()
+            end = queue_offsets(self._topic, reader.end_now()).get(self._target)
+            if end is None:
+                raise broker_away(self._queue)
+            for batch in read_offsets(reader, self._topic, self._target, self._tail, end, made_of(begin)):
                 pairs = batch.column("properties")
                 of_this = pc.equal(pc.map_lookup(pairs, origins.RESTORE_ID, "last"), self._id)
                 places = pc.map_lookup(pairs.filter(of_this.fill_null(False)), origins.ORIGIN_PLACE, "last")
@@ -398,25 +403,23 @@ class QueueSender:
         """Tell whether a batch whose send had no good reply is stored after all."""
         give_up_s, since_s = time.monotonic() + LOOK_S, None
         while True:
+            await self._looked(give_up_s)
+            since_s = time.monotonic() if since_s is None else since_s
+            if place in self._there:
+                return True
+            if time.monotonic() - since_s >= DOUBT_S:
+                return False
+            await asyncio.sleep(LOOK_PAUSE_S)
+
+    async def _looked(self, give_up_s: float) -> None:
+        """Look, again and again while that fails, until the time `give_up_s`; then raise what it fails with."""
+        while True:
             try:
-                await asyncio.to_thread(self._look)
+                return await asyncio.to_thread(self._look)
             except RocketSparkError:
                 if time.monotonic() > give_up_s:
                     raise
-            else:
-                since_s = time.monotonic() if since_s is None else since_s
-                if place in self._there:
-                    return True
-                if time.monotonic() - since_s >= DOUBT_S:
-                    return False
-            await asyncio.sleep(0.3)
-
-
-def _newest(reader: StreamReader) -> dict[str, Any]:
-    """Return the next offset of every queue, as a stream's JSON."""
-    from rocketspark.spark.spark_features import ReadAllAvailable
-
-    return reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+            await asyncio.sleep(LOOK_PAUSE_S)
 
 
 async def _opened(where: Connection, topic: str, target: Queue, tail: int, restore_id: str) -> QueueSender:
