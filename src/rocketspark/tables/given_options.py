@@ -243,8 +243,9 @@ class GivenOptions:
     def _tls(self) -> ClientTls | None:
         given = {snake_case(name): self.text(name, "") for name in TLS_TEXTS}
         given["tls_key_password"] = self.secret("tlsKeyPassword")
+        uses_tls = self.truth("useTls", False)
         try:
-            return client_tls(self.truth("useTls", False), **given)
+            return client_tls(uses_tls, **given)
         except ConfigError as e:
             text = re.sub(r"\b(?:use_tls|tls_[a-z_]+)\b", lambda found: _camel(found[0]), str(e))
             raise ConfigError(f"option {text.replace('useTls=True', 'useTls=true')}") from None

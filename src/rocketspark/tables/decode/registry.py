@@ -38,7 +38,7 @@ UNKNOWN_S = 30.0
 # Bodies of anything else have ids too, each another: so many unknown ones are asked for at once, then so many a second,
 # and as if each second that the answers took were so many more.
 UNKNOWN_MAX, UNKNOWN_PER_S, UNKNOWN_PER_ANSWER_S = 100, 5.0, 50.0
-# After a registry was given up, it is asked again after so long.
+# After a registry was given up, it is asked again after so long; once, until it answers: known bodies wait meanwhile.
 AWAY_S = 10.0
 REQUEST_S = 10.0
 PAUSES_S = (0.1, 0.3, 1.0, 2.0)
@@ -155,7 +155,7 @@ class Registry:
                 )
             began_s = self._clock_s()
             try:
-                found = self._ask(path, name)
+                found = self._ask(path, name, once=self._failures.pop("", None) is not None)
             except RegistryFailed as e:
                 now_s = self._clock_s()
                 if allowance is not None and not isinstance(e, RegistryAway):
@@ -169,8 +169,8 @@ class Registry:
                 self._schemas.popitem(last=False)
             return found
 
-    def _ask(self, path: str, name: str) -> RegisteredSchema:
-        """Ask the addresses in turn until one answers or the time is over."""
+    def _ask(self, path: str, name: str, *, once: bool = False) -> RegisteredSchema:
+        """Ask the addresses in turn until one answers or the time is over, or `once`."""
         end = self._clock_s() + self._options.timeout_ms / 1000
         attempt = 0
         while True:
@@ -185,7 +185,7 @@ class Registry:
                     wanted_s = max(wanted_s, e.after_s if isinstance(e, _Busy) else 0.0)
             pause_s = max(wanted_s, PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
-            if not may_pass or self._clock_s() + pause_s >= end:
+            if once or not may_pass or self._clock_s() + pause_s >= end:
                 raise RegistryAway(f"schema registry {why}: no answer about {name}; {advice}")
             self._pause(pause_s)
 

@@ -63,6 +63,26 @@ def test_a_schema_is_asked_for_once_and_outlives_its_registry() -> None:
         asking.by_id(9)
 
 
+@pytest.mark.shows("mended: a registry that stays away holds bodies of known schemas for half a minute again and again")
+def test_one_that_was_given_up_is_asked_once_until_it_answers() -> None:
+    clock = Clock()
+    with registry_server() as server:
+        number = server.add("orders", V1)
+        asking = client(server, clock, timeout_ms=30_000)
+        for waited_s, asked in ((25, 10), (0, 1), (0, 1)):
+            server.failures, server.paths, began_s = [503] * 100, [], clock.now_s
+            with pytest.raises(RegistryAway):
+                asking.by_id(number)
+            assert clock.now_s - began_s >= waited_s
+            assert (len(server.paths) >= asked) if waited_s else (clock.now_s, len(server.paths)) == (began_s, asked)
+            clock.now_s += 11
+        server.failures = []
+        assert asking.by_id(number).text == V1
+        server.failures, began_s = [503] * 3, clock.now_s
+        assert asking.by_id(server.add("orders", V2)).text == V2
+        assert clock.now_s > began_s
+
+
 def test_failures_that_pass_are_retried() -> None:
     clock = Clock()
     with registry_server() as server:
