@@ -18,9 +18,7 @@ from rocketspark.spark.pipelines.parts import restore_tasks
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.testing import Cluster, run_cluster
 
-pytestmark = pytest.mark.shows(
-    "mended: `restore` and `replay` send rows twice if a broker dies and comes back"
-)
+pytestmark = pytest.mark.shows("mended: `restore` and `replay` send rows twice if a broker dies and comes back")
 
 COUNT = 10
 
