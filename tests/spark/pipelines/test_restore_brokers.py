@@ -1,24 +1,27 @@
-"""`pipeline restore` beside brokers that go and come back: what was stored before is seen, or waited for."""
+"""`pipeline restore` beside what fails: brokers that go and come back, and what Spark says."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from tests.spark.pipelines.scene import stored
 
 from rocketspark.admin import Admin
 from rocketspark.client import Producer
-from rocketspark.errors import NoReply, NotSent
+from rocketspark.errors import NoReply, NotSent, RocketSparkError
 from rocketspark.model import MessageQueue
+from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection
+from rocketspark.spark.pipelines.options import RestoreOptions
 from rocketspark.spark.pipelines.parts import restore_tasks
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.testing import Cluster, run_cluster
-
-pytestmark = pytest.mark.shows("mended: `restore` and `replay` send rows twice if a broker dies and comes back")
 
 COUNT = 10
 
@@ -31,6 +34,7 @@ def away(cluster: Cluster, topic: str) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.shows("mended: `restore` and `replay` send rows twice if a broker dies and comes back")
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_broker_that_dies_with_an_answer(monkeypatch: pytest.MonkeyPatch, comes_back: bool) -> None:
     monkeypatch.setattr(restore_tasks, "DOUBT_S", 0.0)
@@ -81,3 +85,33 @@ def test_a_broker_that_dies_with_an_answer(monkeypatch: pytest.MonkeyPatch, come
         else:
             with pytest.raises(NotSent, match="broker 'broker-b' has no topic 'to' now"):
                 asyncio.run(send())
+
+
+@pytest.mark.shows("mended: archive.run and restore.replay raise what fails in Spark with its whole trace")
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda namesrv, folder: archive.run(None, namesrv, ["some"], folder),  # type: ignore[arg-type]
+        lambda namesrv, folder: restore.replay(
+            None,  # type: ignore[arg-type]
+            namesrv,
+            "some",
+            "others",
+            options=RestoreOptions(state=folder),
+        ),
+    ],
+)
+def test_what_fails_in_spark_is_one_line(
+    run: Callable[[str, Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any, **named: Any) -> None:
+        raise PySparkException("It failed.\nTraceback:\n  File x\nOSError: [Errno 28] No space left\n\tat y")
+
+    for module in (archive, restore):
+        monkeypatch.setattr(module, "run_tasks", fail)
+    with run_cluster() as cluster:
+        with Producer(cluster.namesrv) as producer:
+            producer.create_topic("others", queue_count=1)
+            producer.send("some", b"x")
+        with pytest.raises(RocketSparkError, match=r"^OSError: \[Errno 28\] No space left$"):
+            run(cluster.namesrv, tmp_path)

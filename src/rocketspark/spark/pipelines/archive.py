@@ -37,6 +37,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     read_manifest,
 )
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.tables.offset_ranges import Offsets
 
@@ -61,6 +62,7 @@ class Hour(NamedTuple):
     bytes: int
 
 
+@one_line_errors()
 def run(
     spark: SparkSession,
     where: Connection | str,

@@ -56,6 +56,7 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
     queue_offsets,
     topic_reader,
 )
+from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import file_name
 from rocketspark.tables.cluster_queries import remade
 from rocketspark.tables.offset_ranges import made_of
@@ -144,6 +145,7 @@ def topics_of(folder: str | Path | TablePlace, spark: SparkSession | None = None
     return sorted({file.topic for file in read_manifest(Path(folder)).files})
 
 
+@one_line_errors()
 def restore(
     spark: SparkSession,
     folder: str | Path | TablePlace,
@@ -208,6 +210,7 @@ def _rows_of(rows: DataFrame, topic: str, since_ms: int | None, until_ms: int | 
     return rows if last is None else rows.where(F.col("hour") <= last)
 
 
+@one_line_errors()
 def replay(
     spark: SparkSession,
     where: Connection | str,
