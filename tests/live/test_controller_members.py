@@ -18,7 +18,7 @@ from rocketspark import machine
 from rocketspark.admin.controllers import ControllerGroup
 from rocketspark.broker.access import secure_folder
 from rocketspark.controller.group.links import Letter
-from rocketspark.controller.group.raft_log import NAME
+from rocketspark.controller.group.raft_log import NAME, VOTER
 from rocketspark.controller.server import ControllerServer
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import ConfigError, NotSent, ServerError, TransportError
@@ -276,6 +276,47 @@ def test_a_change_whose_answer_is_lost_is_told_as_done(tmp_path: Path) -> None:
         await connections.close()
 
     run(main())
+
+
+@pytest.mark.shows("mended: a controller with an empty disk and an old list of members takes what a newer member has")
+def test_an_empty_disk_is_filled_by_a_leader_that_its_settings_do_not_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        group, connections = Three(tmp_path, count=4), Connections()
+        old = ";".join(f"{n}-{a}" for n, a in list(group.addresses.items())[:3])
+        operator = ControllerGroup(group.addresses.values(), connections)
+        try:
+            for node in ("n0", "n1", "n2"):
+                server = group.running[node] = ControllerServer(group.settings(node, old))
+                await server.start()
+            await group.leader()
+            await operator.remove("n1")
+            await group.stop("n1")
+            await group.start("n3")
+            await operator.add(f"n3-{group.addresses['n3']}")
+
+            async def voting() -> bool:
+                found: list[Any] = [server._journal for server in group.running.values()]
+                return all(len(j._status.members) == 3 and j._status.standing == VOTER for j in found)
+
+            await until(voting)
+            while (leader := await group.leader()) != "n3":
+                journal: Any = group.running[leader]._journal
+                journal._thread.hand_over()
+                await until(lambda journal=journal: _is(not journal.leads))
+            await group.stop("n0")
+            shutil.rmtree(tmp_path / "n0")
+            server = group.running["n0"] = ControllerServer(group.settings("n0", old))
+            await server.start()
+            await until(voting)
+        finally:
+            await connections.close()
+            await group.stop()
+
+    run(main())
+
+
+async def _is(true: bool) -> bool:
+    return true
 
 
 def test_a_single_controller_becomes_three(tmp_path: Path) -> None:

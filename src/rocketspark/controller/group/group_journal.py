@@ -23,7 +23,7 @@ from rocketspark.controller.group.founding import Beginning
 from rocketspark.controller.group.links import Links
 from rocketspark.controller.group.members import Member, parse_member
 from rocketspark.controller.group.messages import Change, Hello
-from rocketspark.controller.group.raft_log import SEEDING, RaftLog
+from rocketspark.controller.group.raft_log import LEARNER, SEEDING, RaftLog
 from rocketspark.controller.group.raft_thread import RETRY_S, Done, Outcome, RaftThread, Status
 from rocketspark.controller.replica_sets import Sets
 from rocketspark.controller.replicas_info import Decision
@@ -364,7 +364,8 @@ class GroupJournal:
 
     def message(self, peer: Peer, request: Request[Any], body: bytes) -> None:
         """CONTROLLER_GROUP_MESSAGE (7310021): take one message of another member."""
-        letter = self._links.read(peer, body, self._status.members)
+        status = self._status
+        letter = self._links.read(peer, body, None if status.standing == LEARNER else status.members)
         if letter is not None and self._thread is not None:
             self._thread.received(letter.sender, letter.message)
 

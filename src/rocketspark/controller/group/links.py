@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from rocketspark import machine
-from rocketspark.controller.group.members import parse_member
+from rocketspark.controller.group.members import MEMBERS_MAX, parse_member
 from rocketspark.controller.group.messages import Hello
-from rocketspark.errors import RocketSparkError, ServerError
+from rocketspark.errors import ConfigError, RocketSparkError, ServerError
 from rocketspark.model import typed_json
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -134,8 +134,10 @@ class Links:
         last = self._last.get(name)
         return last[0] if last is not None else 0
 
-    def read(self, peer: Peer, body: bytes, known: Container[str]) -> Letter | None:
+    def read(self, peer: Peer, body: bytes, known: Container[str] | None) -> Letter | None:
         """Return the letter in a request; None if it is late, from an unknown member, or for another one.
+
+        `known`: the members; None while any may be one, as this one has to learn who is.
 
         A letter of an earlier way is late while the connection of the later way is open. (A member of an older version
         does not ask for the newest way, so its clock may make a later way look earlier.) Raises ServerError if the
@@ -155,7 +157,7 @@ class Links:
                 self._group,
             )
             return None
-        if letter.sender not in known:
+        if letter.sender not in (self._strangers(letter.sender) if known is None else known):
             return None
         last = self._last.get(letter.sender)
         if (
@@ -166,6 +168,13 @@ class Links:
             return None
         self._last[letter.sender] = letter.start, letter.number, peer
         return letter
+
+    def _strangers(self, sender: str) -> Container[str]:
+        try:
+            parse_member(sender)
+        except ConfigError:
+            return ()
+        return (sender,) if len(self._last) < 2 * MEMBERS_MAX else self._last
 
     async def close(self) -> None:
         """End all ways."""

@@ -182,8 +182,11 @@ class RaftMember(SyncObj):  # type: ignore[misc]
 
     def received(self, sender: str, message: dict[str, Any]) -> None:
         """Take a message of another member. Raises StoreError, ConfigError."""
-        node = self._node(sender)
-        kind = message.get("type")
+        node, kind = self._node(sender), message.get("type")
+        if node is None and self._log.standing == LEARNER and kind == "append_entries":
+            # It leads a group of later than this member's settings: what it sends has the members.
+            self._SyncObj__doChangeCluster(["add", sender])
+            node = self._node(sender)
         if node is None or kind not in _TYPES or "transmission" in message:
             return
         if self._log.standing == LEARNER and (kind == "request_vote" or machine.monotonic() < self._deaf_until):
