@@ -63,6 +63,14 @@ TABLE = {
         "        self.flushes = False\n",
         scenario="rack:alone",
     ),
+    "who_lost_its_power_goes_on_in_its_epoch": Planted(
+        "the logs of broker-a-1 and broker-a-2 differ",
+        "controller/replicas_info.py",
+        "    begins_anew = found == asking and h.may_lack and h.designate_elect\n",
+        "    begins_anew = False\n",
+        seed=78,
+        scenario="rack:among_faults",
+    ),
     "damage_ends_the_log": Planted(
         "damage takes nothing else with it",
         "store/recovery.py",

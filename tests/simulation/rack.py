@@ -1,17 +1,23 @@
-"""A rack whose machines all lose their power at once: what was answered under SYNC_FLUSH is on the master's disk."""
+"""A rack whose machines all lose their power at once: what was answered under SYNC_FLUSH is on the master's disk.
+
+`among_faults`: some of them do, or all, while other faults go on.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 from tests.simulation.failover import SETTLE_S, check, compare_logs, read_all
 from tests.simulation.nodes import Cluster
-from tests.simulation.world import Node, World, wait_until
+from tests.simulation.plan import Faults, draw_faults
+from tests.simulation.world import Node, Process, World, wait_until
 
 from rocketspark import AsyncProducer, Message, RocketSparkError, SendStatus
 
 CUTS = 3
+FAULTS_FROM_S, FAULTS_UNTIL_S = 3.0, 30.0
 
 
 async def pair(world: World) -> dict[str, Any]:
@@ -32,6 +38,97 @@ async def two_brokers(world: World) -> dict[str, Any]:
     return await _run(Cluster(world, replicas=2, flush_disk_type="SYNC_FLUSH"), brokers_alone=True)
 
 
+async def among_faults(world: World) -> dict[str, Any]:
+    """Two or three replicas, of which some or all lose their power while links are cut and machines killed or halted.
+
+    A cut ends processes alone where the master has not flushed yet what it had copied before it was elected.
+    """
+    chance = world.random("plan")
+    cluster = Cluster(
+        world, replicas=chance.choice([2, 2, 3]), controllers=chance.choice([1, 1, 3]), flush_disk_type="SYNC_FLUSH"
+    )
+    sending = _Sending(cluster)
+    drawn = draw_faults(world.random("faults"), cluster, sending.nodes, begin_s=FAULTS_FROM_S, end_s=FAULTS_UNTIL_S)
+    own = "power", "wipe", "remove"
+    faults = world.planned("faults", [fault for fault in drawn if not fault["kind"].startswith(own)])
+    cuts = world.planned("cuts", [_draw_cut(world.random(f"cut {number}"), cluster) for number in range(CUTS)])
+    await cluster.start()
+    sending.begin()
+    others = Faults(cluster)
+    world.may_lose_power = lambda node: True
+    cutting = [asyncio.ensure_future(_cut(cluster, cut)) for cut in cuts]
+    await others.run(faults)
+    await asyncio.gather(*cutting)
+    others.mend()
+    await cluster.wait_in_sync(len(cluster.brokers), SETTLE_S)
+    return await _ended(sending)
+
+
+def _draw_cut(chance: random.Random, cluster: Cluster) -> dict[str, Any]:
+    names = [node.name for node in chance.choice([cluster.servers, cluster.brokers])]
+    lost = names if chance.random() < 0.6 else chance.sample(names, chance.randint(2, len(names)))
+    at = round(chance.uniform(FAULTS_FROM_S, FAULTS_UNTIL_S), 3)
+    return {"at": at, "nodes": lost, "back_s": _backs(chance, cluster)}
+
+
+async def _cut(cluster: Cluster, cut: dict[str, Any]) -> None:
+    world = cluster.world
+    await wait_until(world, cut["at"])
+    nodes = [world.node(name) for name in cut["nodes"]]
+    is_whole = _has_flushed_all_of_others(cluster)
+    world.record("cut", nodes=cut["nodes"], power=is_whole)
+    for node in nodes:
+        node.power_loss() if is_whole else node.kill()
+    for node in sorted(nodes, key=lambda node: cut["back_s"][node.name]):
+        await wait_until(world, cut["at"] + cut["back_s"][node.name])
+        cluster.restart(node)
+
+
+def _has_flushed_all_of_others(cluster: Cluster) -> bool:
+    """Tell whether the master of the latest epoch has on its disk what was acknowledged before it was elected."""
+    known = cluster.known_set()
+    for node in cluster.brokers:
+        for process in node.processes:
+            manager = process.server.replication.manager if process.server is not None else None
+            if manager is not None and known is not None and manager.own_id == known.master:
+                last = manager._epochs.last
+                return last is not None and (
+                    last.epoch == known.master_epoch and process.server.store.flushed_position >= last.start
+                )
+    return False
+
+
+class _Sending:
+    """Two senders, and what came of what they sent."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.nodes = [cluster.world.node(f"sender-{number}") for number in range(2)]
+        self.sent: dict[str, tuple[int, int]] = {}
+        self.tried: set[str] = set()
+        self.is_over = False
+        self.running: list[Process] = []
+
+    def begin(self) -> None:
+        self.running = [node.start(self._send) for node in self.nodes]
+
+    async def _send(self, node: Node) -> None:
+        async with AsyncProducer(self.cluster.namesrv_address, "senders", send_timeout_ms=1500, retries=0) as producer:
+            number = 0
+            while not self.is_over:
+                number += 1
+                body = f"{node.name}:{number}"
+                self.tried.add(body)
+                try:
+                    result = await producer.send(Message("t", body.encode()))
+                except (RocketSparkError, OSError):
+                    pass
+                else:
+                    if result.status is SendStatus.SEND_OK:
+                        self.sent[body] = result.queue.queue_id, result.queue_offset
+                await asyncio.sleep(0.05)
+
+
 async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, Any]:
     world, count = cluster.world, len(cluster.brokers)
     chance = world.random("cuts")
@@ -39,27 +136,9 @@ async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, An
         "cuts", [{"after_s": round(chance.uniform(1, 8), 3), "back_s": _backs(chance, cluster)} for _ in range(CUTS)]
     )
     await cluster.start()
-    sent: dict[str, tuple[int, int]] = {}
-    tried: set[str] = set()
-    is_over = False
-
-    async def send(node: Node) -> None:
-        async with AsyncProducer(cluster.namesrv_address, "senders", send_timeout_ms=1500, retries=0) as producer:
-            number = 0
-            while not is_over:
-                number += 1
-                body = f"{node.name}:{number}"
-                tried.add(body)
-                try:
-                    result = await producer.send(Message("t", body.encode()))
-                except (RocketSparkError, OSError):
-                    pass
-                else:
-                    if result.status is SendStatus.SEND_OK:
-                        sent[body] = result.queue.queue_id, result.queue_offset
-                await asyncio.sleep(0.05)
-
-    running = [world.node(f"sender-{number}").start(send) for number in range(2)]
+    sending = _Sending(cluster)
+    sending.begin()
+    sent = sending.sent
     nodes = cluster.brokers if brokers_alone else cluster.servers
     for cut in cuts:
         await asyncio.sleep(cut["after_s"])
@@ -75,20 +154,26 @@ async def _run(cluster: Cluster, *, brokers_alone: bool = False) -> dict[str, An
                 await cluster.wait_in_sync(count, SETTLE_S)
             while len(sent) == before:
                 await asyncio.sleep(0.1)
-    is_over = True
-    for process in running:
+    return await _ended(sending)
+
+
+async def _ended(sending: _Sending) -> dict[str, Any]:
+    """Look for all that was sent, once all is well."""
+    cluster = sending.cluster
+    sending.is_over = True
+    for process in sending.running:
         await process.wait()
     if cluster.council is not None:
-        await cluster.wait_in_sync(count, SETTLE_S, shown=True)
+        await cluster.wait_in_sync(len(cluster.brokers), SETTLE_S, shown=True)
     else:
         await asyncio.sleep(1)
-    there = await world.node("reader").run(lambda node: read_all(cluster))
-    check(sent, tried, {}, there)
+    there = await cluster.world.node("reader").run(lambda node: read_all(cluster))
+    check(sending.sent, sending.tried, {}, there)
     if cluster.council is not None:
         compare_logs(cluster)
     await cluster.stop()
-    return {"sent": len(sent), "tried": len(tried)}
+    return {"sent": len(sending.sent), "tried": len(sending.tried)}
 
 
-def _backs(chance: Any, cluster: Cluster) -> dict[str, float]:
+def _backs(chance: random.Random, cluster: Cluster) -> dict[str, float]:
     return {node.name: round(chance.choice([0.1, chance.uniform(0.1, 6)]), 3) for node in cluster.servers}

@@ -38,6 +38,16 @@ def test_what_was_flushed_is_there_after_all_lost_their_power(scenario: str) -> 
     assert [outcome["error"] for outcome in outcomes(f"tests.simulation.rack:{scenario}", 1)] == [""]
 
 
+@pytest.mark.shows(
+    "losses of power of some or all beside kills, halts and cuts: what SYNC_FLUSH acknowledged is there, logs are equal"
+)
+def test_losses_of_power_beside_other_faults_lose_nothing() -> None:
+    # Found: a master that had lost its log's end wrote on in the same epoch, over what its slave still had (52, 78).
+    found = outcomes("tests.simulation.rack:among_faults", 1, 2, 52, 78)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["states"].get("losses of power", 0) for outcome in found) > 15
+
+
 @pytest.mark.shows("mended: a controller whose machine's clock was set back is heard by the others again")
 def test_a_member_is_heard_whatever_its_clock_says() -> None:
     (found,) = outcomes("tests.simulation.regressions:a_controller_is_back_with_its_clock_set_back", 1)

@@ -251,7 +251,8 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     """CONTROLLER_ELECT_MASTER: elect a master, at first the broker that asks, later the one that `elected` returns.
 
     `unclean`: also a broker that is not in sync; `zones`: whose brokers go first, in this order. A master of ours that
-    has taken no messages yet, and may lack some of its log, asks by this request for another in its place.
+    has taken no messages yet, and may lack some of its log, asks by this request for another in its place, or for a new
+    epoch: what it writes is not what others may hold there of the old one.
     """
     s = sets.get(h.broker_name)
     need = ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
@@ -265,7 +266,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
             return Decision(need, ElectMasterReply(), remark=why)
         found: int | None = asking
     elif h.may_lack and asking is not None and asking == s.master:
-        found = in_place_of_master(s, live, unclean=unclean)
+        found = asking if h.designate_elect else in_place_of_master(s, live, unclean=unclean)
         if found is None:
             held = list(s.holders)
             why = (
@@ -275,7 +276,8 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
             )
             return Decision(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ElectMasterReply(), remark=why)
     else:
-        found = elected(s, live, designated=asking if h.designate_elect else None, unclean=unclean, zones=zones)
+        designated = asking if h.designate_elect and not h.may_lack else None
+        found = elected(s, live, designated=designated, unclean=unclean, zones=zones)
     if found is None:
         return _nobody(s, asking)
     members = ElectMasterBody(sync_state_set=[found])
@@ -285,7 +287,8 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
         master_epoch=s.master_epoch + 1,
         sync_state_set_epoch=s.set_epoch + 1,
     )
-    if found == s.master:
+    begins_anew = found == asking and h.may_lack and h.designate_elect
+    if found == s.master and not begins_anew:
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
         answer.awaits_word = s.awaits_word or None
         members.sync_state_set = list(s.in_sync)
@@ -296,7 +299,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
         broker_name=s.broker_name,
         broker_addrs={str(i): replica.address for i, replica in s.replicas.items()},
     )
-    heirs = heirs_of(s, found, live)
+    heirs = heirs_of(s, found, live) if found != s.master else ()
     answer.awaits_word = bool(heirs) or None
     return Decision(header=answer, body=bodies.encode(members), events=(MasterElected(s.broker_name, found, heirs),))
 

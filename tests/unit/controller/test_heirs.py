@@ -128,6 +128,24 @@ def test_a_master_that_may_lack_what_was_acknowledged_waits_for_who_holds_it(
         assert (state.set.in_sync, state.set.heirs) == ((master,), (1, 2, 3))
 
 
+@pytest.mark.shows(
+    "mended: a master that lost its log's end with its machine's power wrote on in the same epoch: a slave that still"
+    " had that end held other messages there, and lost acknowledged ones once it was elected"
+)
+@pytest.mark.parametrize("living", [{1}, {1, 2, 3}])
+def test_a_master_that_lost_the_end_of_its_log_goes_on_in_a_new_epoch(living: set[int]) -> None:
+    state = three_in_sync()
+    of_ours(state, 1)
+    state.lives.living = living
+    epoch = state.set.master_epoch
+    found = elected(state.elect(1, designate=True, may_lack=True))
+    assert (found.master_broker_id, found.master_epoch, found.awaits_word) == (1, epoch + 1, None)
+    assert (state.set.master, state.set.master_epoch, state.set.in_sync) == (1, epoch + 1, (1,))
+    # Who is master no more takes nobody's place by it.
+    assert state.elect(3, designate=True, may_lack=True).code == 2011
+    assert state.set.master == 1
+
+
 def test_who_is_cleaned_is_waited_for_no_more() -> None:
     state = three_in_sync()
     of_ours(state, 2)

@@ -184,7 +184,7 @@ class ControllerClient:
         """Ask the controller to elect a master, if there is none. `designate`: elect this broker and no other.
 
         `may_lack`: this broker is the elected master and may lack acknowledged messages: the controller is to elect a
-        replica that holds them in its place.
+        replica that holds them in its place; with `designate` this broker again, in a new epoch.
 
         Raises ServerError 2012 if no broker can be elected, 2010 if the set is not known; TransportError.
         """

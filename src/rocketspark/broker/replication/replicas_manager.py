@@ -367,7 +367,8 @@ class ReplicasManager:
             await self._change(master, found.in_sync)
 
     async def _passed_on(self, found: SetState) -> bool:
-        """Have another one elected, if it has to hold what this log may lack; False if there is none.
+        """Have another one elected, if it has to hold what this log may lack, or else this one anew; False if it lacks
+        nothing.
 
         A machine that lost its power may be back before it was missed: as the master that it still is it would cut the
         others' logs to its own. RocketMQ's does. ServerError: one is away that may hold it, and is waited for; not with
@@ -386,7 +387,13 @@ class ReplicasManager:
             limited.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
             await self._take_elected(elected)
             return True
-        return bool(others) and not s.sync_flush and await self._gives_way()
+        if others and not s.sync_flush and await self._gives_way():
+            return True
+        # In an epoch of its own: what others hold of this one beyond its log's end is not what is written there now.
+        await self._take_elected(
+            await self._controller.elect(s.cluster_name, s.broker_name, self.own_id or 0, designate=True, may_lack=True)
+        )
+        return True
 
     async def _gives_way(self) -> bool:
         """Have a controller of ours elect one that holds more; False if none does.

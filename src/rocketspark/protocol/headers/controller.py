@@ -95,7 +95,7 @@ class ElectMasterHeader(Header, kw_only=True, gc=False):
     """CONTROLLER_ELECT_MASTER (1002). `designate_elect`: elect this broker and no other.
 
     `may_lack`, of our brokers alone: this broker is elected but has not begun as master, and may lack messages that
-    others have.
+    others have. With `designate_elect` it stays, and begins in a new epoch.
     """
 
     cluster_name: str = ""
