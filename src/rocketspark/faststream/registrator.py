@@ -69,7 +69,8 @@ class RocketRegistrator(Registrator[Any, RocketBrokerConfig]):
             sql: or an SQL92 filter over properties, where the broker allows it.
             ordered: each queue's messages one at a time, in order; a message that fails holds its queue up.
             broadcast: every member gets every message; what fails does not come again.
-            pop: messages are given out one by one by the broker (RocketMQ 5), and acknowledged one by one.
+            pop: brokers assign the queues (RocketMQ 5). Where the group is in mode pop they give messages out one by
+                one, to be acknowledged one by one; otherwise they are pulled.
             batch: the handler gets lists of up to `max_records` messages of one queue, done together.
             max_workers: how many handlers may run at once, of an ordered subscriber for different queues.
             consume_from: where a group that never read a queue begins: "last", "first", or ms since 1970.
