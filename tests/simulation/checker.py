@@ -95,6 +95,11 @@ class View:
         jumped = any(fault["what"] in ("clock", "drift") for fault in self.history.faults)
         return jumped or bool(self.history.stands)
 
+    @property
+    def hold_pops_for_long(self) -> bool:
+        """Whether a machine's clock was set back: what was popped then may be out of sight for so long."""
+        return any(fault["what"] == "clock" and fault["value"] < -5 for fault in self.history.faults)
+
     def of_queue(self, topic: str) -> dict[int, list[Stored]]:
         """Return the records of a topic by queue, in the order of their offsets."""
         found: dict[int, list[Stored]] = defaultdict(list)
@@ -270,6 +275,8 @@ def groups_read_everything(view: View) -> Iterator[str]:
         read[one.group].add((topic, one.body))
         topics[one.group].add(topic)
     for group, seen in read.items():
+        if group == "pop" and view.hold_pops_for_long:
+            continue
         for (topic, body), found in view.of_body.items():
             if topic in topics[group] and (topic, body) not in seen:
                 yield f"{group} was never given {body} of {topic} at {[(s.queue, s.offset) for s in found]}"

@@ -87,6 +87,22 @@ TABLE = {
         seed=4,
         scenario="flips:alone",
     ),
+    "a_slot_that_is_lost_stays_lost": Planted(
+        "damage takes no timers with it",
+        "store/timers/timer_files.py",
+        "            if position not in linked and self.log",
+        "            if position < 0 and self.log",
+        seed=4,
+        scenario="table_flips:alone",
+    ),
+    "a_table_that_is_damaged_is_all_there_is": Planted(
+        "and its .bak cannot be read",
+        "broker/storage/json_tables.py",
+        "        for read in (config_files.read_whole, config_files.read_backup):\n",
+        "        for read in (config_files.read_whole,):\n",
+        seed=28,
+        scenario="table_flips:alone",
+    ),
     "a_slave_keeps_its_damage": Planted(
         "damage takes nothing else with it",
         "store/replica.py",

@@ -34,3 +34,13 @@ def test_bits_that_flip_under_a_running_broker_hurt_what_they_hit_alone() -> Non
     errors = {pair: outcome["error"] for pair, outcome in zip(RUNNING, found, strict=True) if outcome["error"]}
     assert errors == {}
     assert all(outcome["states"]["bits flipped"] for outcome in found)
+
+
+@pytest.mark.shows(
+    "bits that flip in topics, groups, offsets, checkpoints, timer wheel and timer log of a broker that is down: it"
+    " starts with what was before, or with one entry wrong; messages, timers and other entries stay"
+)
+def test_bits_that_flip_in_tables_and_timers_hurt_one_entry_at_most() -> None:
+    found = outcomes("tests.simulation.table_flips:alone", *range(1, 9), 28)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["states"]["bits flipped"] for outcome in found) > 9

@@ -168,7 +168,9 @@ def groups_are_given_what_only_the_tier_has(view: View) -> Iterator[str]:
     read: dict[str, set[str]] = defaultdict(set)
     for one in view.history.reads:
         read[one.group].add(one.body)
-    for group in GROUPS.values():
+    for how, group in GROUPS.items():
+        if how == "pop" and view.hold_pops_for_long:
+            continue
         for one in _held(view):
             if group in read and one.body not in read[group]:
                 yield f"{group} was never given {one.body} at {one.queue} {one.offset}"
