@@ -48,7 +48,7 @@ from rocketspark.broker.operations.fast_failure import FastFailure
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.registration import Registration, log_told_address
 from rocketspark.broker.parts import HasRoutes, Messages, StoreReads, Tables
-from rocketspark.broker.pop.lifecycle import check_store, pop_lifecycle
+from rocketspark.broker.pop.lifecycle import pop_lifecycle
 from rocketspark.broker.pop.ordered import FILE_NAME as POP_ORDER
 from rocketspark.broker.pop.ordered import OrderedPops, OrderTable, encode_table
 from rocketspark.broker.pop.pops import Pops
@@ -70,6 +70,7 @@ from rocketspark.broker.storage.flush import FlushService
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
 from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
+from rocketspark.broker.storage.rocksdb_stores import check_store
 from rocketspark.broker.storage.tiering import tiering_of
 from rocketspark.broker.topics import tell_store
 from rocketspark.errors import ConfigError, RocketSparkError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,31 +15,14 @@ from rocketspark.broker.pop.popped_messages import Asks
 from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
 from rocketspark.broker.pop.revive import Revive
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError
 from rocketspark.model.text import whole_number
 from rocketspark.store.files import config_files
 from rocketspark.store.store import Store
 
 log = logging.getLogger("rocketspark.broker")
 
-_KEY_VALUE_FOLDER = "kvStore"
 # Holds an end of the log: the offsets of pops before it are all written, or an operator set others since.
 NOTE = "popOffsetsEnd"
-
-
-def check_store(root: str) -> None:
-    """Raise ConfigError if a broker kept its pops in a RocksDB in this store (popConsumerKVServiceEnable)."""
-    folder = Path(root) / _KEY_VALUE_FOLDER
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.stat().st_size]
-    except OSError:
-        return
-    if any(name.endswith((".sst", ".log")) for name in names):
-        raise ConfigError(
-            f"{folder} holds popped messages in a RocksDB, which is not supported: run the Java broker on the store"
-            " once with popConsumerKVServiceInit=true and popConsumerKVServiceEnable=false until they are in its log,"
-            " then remove the folder"
-        )
 
 
 class PopLifecycle:

@@ -171,7 +171,9 @@ class TimerFiles:
         else:
             self._guess_grid()
             if self.used:
-                self.news.append("the timer wheel is empty and is made again from the log: check the disk")
+                self.news.append(
+                    "the timer wheel is empty, as RocketMQ's broker or a bad disk leaves it: made again from the log"
+                )
             else:
                 self.wheel.make()
             self.used = True

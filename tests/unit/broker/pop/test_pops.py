@@ -15,8 +15,7 @@ from tests.unit.store.conftest import expire
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.put_message import pairs_of
 from rocketspark.broker.pop.check_points import LATE_MS
-from rocketspark.broker.pop.lifecycle import check_store
-from rocketspark.errors import ConfigError, ServerError
+from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
 from rocketspark.protocol.message import record, record_layout
@@ -460,19 +459,6 @@ def test_an_acknowledgement_that_fails_oddly_is_told_and_keeps_nobody_waiting(
         assert [error is not None and error.code for error in rig.ack(first, second)] == [1, 1]
     assert rig.at(NOW + 30_000).keys() == []
     assert rig.pops.count(TOPIC, GROUP, 0) == 0
-
-
-@pytest.mark.shows("a Java store with pops in RocksDB is refused with one line")
-def test_a_store_with_pops_in_a_rocksdb_is_refused(tmp_path: Path) -> None:
-    check_store(str(tmp_path))
-    folder = tmp_path / "kvStore"
-    folder.mkdir()
-    (folder / "CURRENT").write_text("MANIFEST-000004\n")
-    (folder / "000005.log").write_bytes(b"")
-    check_store(str(tmp_path))
-    (folder / "000008.sst").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="holds popped messages in a RocksDB"):
-        check_store(str(tmp_path))
 
 
 @pytest.mark.shows("acting master: what is due stays for the master, or leaves with enableRemoteEscape")
