@@ -67,10 +67,10 @@ from rocketspark.broker.static_topics.other_brokers import OtherBrokers
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.compaction import Compaction
 from rocketspark.broker.storage.flush import FlushService
+from rocketspark.broker.storage.foreign_stores import check_store
 from rocketspark.broker.storage.json_tables import ConfigFolder, SaveFailures, now_ms, steady_ms
 from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
-from rocketspark.broker.storage.rocksdb_stores import check_store
 from rocketspark.broker.storage.tiering import tiering_of
 from rocketspark.broker.topics import tell_store
 from rocketspark.errors import ConfigError, RocketSparkError

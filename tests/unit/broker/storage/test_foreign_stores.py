@@ -1,4 +1,4 @@
-"""Stores of which RocketMQ's broker kept a part in a RocksDB: no broker starts on them without it."""
+"""Stores of which RocketMQ's broker kept a part in a RocksDB, or by DLedger: no broker starts on them without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketspark.broker.storage.rocksdb_stores import check_store
+from rocketspark.broker.storage.foreign_stores import check_store
 from rocketspark.errors import ConfigError
 
 pytestmark = pytest.mark.shows("a Java store with a part in RocksDB is refused with one line")
@@ -71,3 +71,9 @@ def test_timers(tmp_path: Path, queues: str) -> None:
         check_store(str(tmp_path))
     (tmp_path / "timerlog").mkdir()
     check_store(str(tmp_path))
+
+
+def test_a_log_of_dledger(tmp_path: Path) -> None:
+    (tmp_path / "dledger-n0" / "data").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="dledger-n0 holds the log in DLedger's form"):
+        check_store(str(tmp_path))

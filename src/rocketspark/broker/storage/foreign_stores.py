@@ -1,8 +1,8 @@
-"""What of a store a RocketMQ broker kept in a RocksDB, which nothing here reads: a broker does not start on it.
+"""What of a store a RocketMQ broker kept in a form that nothing here reads, RocksDB or DLedger: no start on it.
 
 Facts: 5.5.0's folders with storeType=defaultRocksDB, useSingleRocksDBForAllConfigs, configManagerVersion=v2,
-timerRocksDBEnable, transRocksDBEnable with transWriteOriginTransHalfEnable=false, popConsumerKVServiceEnable. Queues
-that are not in files are made again from the log.
+timerRocksDBEnable, transRocksDBEnable with transWriteOriginTransHalfEnable=false, popConsumerKVServiceEnable, and
+enableDLegerCommitLog. Queues that are not in files are made again from the log.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def check_store(root: str) -> None:
             " remove the folder"
         )
     _check_tables(store / "config")
+    for folder in store.glob("dledger-*"):
+        raise ConfigError(
+            f"{folder} holds the log in DLedger's form, which is not supported: write its topics into files with"
+            " `rocketspark export` while the Java brokers run, and send them to a new store with `rocketspark import`"
+        )
     if (queues / _HALF_TOPIC).exists():
         raise ConfigError(
             f"{queues / _HALF_TOPIC} has transactions whose ends are in a RocksDB, which is not supported: run the Java"
