@@ -43,6 +43,7 @@ from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMess
 LOOK_S = 0.1
 # So long `close` waits for callbacks that run.
 CALLBACKS_S = 30.0
+_NO_FIELDS: MessageFields = {}
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=Queries)
@@ -162,7 +163,8 @@ class ProducerFacade(QueriesFacade[P]):
         TooManyInFlight when its time is over; in a callback it never waits. A selector gets a copy of the message, and
         runs on the client's own thread: it must not block. Callbacks run in four threads, or by `callback_executor`.
         """
-        loop = self._loop
+        # `_loop`, without a call.
+        loop = self._thread or self._loop
         core = self._core
         future = SendFuture(self._room, self._executor)
         # Packed here, so that the caller may change the message as soon as this returns.
@@ -175,7 +177,7 @@ class ProducerFacade(QueriesFacade[P]):
                 and queue is None
                 and accumulator.is_simple(message, body, fields)
             ):
-                part = FuturePart(future, accumulator, message, body, fields)
+                part = FuturePart(future, accumulator, message, body, fields or _NO_FIELDS)
             else:
                 message, body, fields = make_message(message, body, fields), None, {}
                 encoded = accumulator.encode(message, queue)

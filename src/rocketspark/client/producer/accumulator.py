@@ -35,6 +35,9 @@ Kind = str | MessageQueue | tuple[str | MessageQueue, bool]
 # Of a message without properties of its own: what stands before its id, and all bytes but the body's.
 _LEAD, _AROUND_BYTES = lead_of(len(AFTER_ID))
 _pack_head = batch.pack_head
+_COUNT_MAX = batch.COUNT_MAX
+# A message's pieces in a batch's body: all before its body, the body, what stands before its id, the id, the rest.
+_PIECES, _ID_AT = 5, 3
 # So many tags and sharding keys are kept with their encoded properties.
 KNOWN_MAX = 1 << 14
 # This part of a full batch goes to a queue to which nothing is on its way: each queue gathers for itself, and what is
@@ -61,9 +64,9 @@ class _Known(msgspec.Struct):
 class Gathered(msgspec.Struct, eq=False):
     """What one request will hold: messages of one kind, encoded but for their ids, and who waits for each.
 
-    `own_ids`: by number, of messages that had an id before; then `heads` holds all of the message. `look_bytes`: at
-    this size the accumulator looks whether it is to be sent. `due_s`: the monotonic time since when it is held, 0 if it
-    is not.
+    `pieces`: five of each message, of which the id is empty. `own_ids`: by number, of messages that had an id before;
+    then the first piece holds all of the message. `look_bytes`: at this size the accumulator looks whether it is to be
+    sent. `due_s`: the monotonic time since when it is held, 0 if it is not.
     """
 
     topic: str
@@ -73,8 +76,7 @@ class Gathered(msgspec.Struct, eq=False):
     look_bytes: float
     due_s: float = 0.0
     sends: list[Gatherable] = []
-    heads: list[bytes] = []
-    tails: list[bytes] = []
+    pieces: list[bytes] = []
     own_ids: dict[int, str] = {}
     size: int = 0
 
@@ -83,13 +85,15 @@ class Gathered(msgspec.Struct, eq=False):
 
     def drop_cancelled(self) -> list[Gatherable]:
         """Drop the messages that nobody waits for any more, and return who waited for them."""
+        # Whole sends have ids of their own; of all others `given_up` says all.
+        if not [1 for send in self.sends if send.given_up] and not any(self.sends[n].cancelled() for n in self.own_ids):
+            return []
         dropped = [send for send in self.sends if send.cancelled()]
         if dropped:
             left = [number for number, send in enumerate(self.sends) if not send.cancelled()]
             self.own_ids = {at: self.own_ids[number] for at, number in enumerate(left) if number in self.own_ids}
             self.sends = [self.sends[number] for number in left]
-            self.heads = [self.heads[number] for number in left]
-            self.tails = [self.tails[number] for number in left]
+            self.pieces = [piece for n in left for piece in self.pieces[_PIECES * n : _PIECES * (n + 1)]]
         return dropped
 
     def packed(self, new_ids: str) -> tuple[PreparedMessage, Sequence[str]]:
@@ -100,10 +104,8 @@ class Gathered(msgspec.Struct, eq=False):
         ids, in_body = new_ids.split(","), new_ids.encode().split(b",")
         for number, own in self.own_ids.items():
             ids[number], in_body[number] = own, b""
-        # Three copies in C: a piece for each by itself costs more than all else here.
-        pieces = [b""] * (3 * len(ids))
-        pieces[::3], pieces[1::3], pieces[2::3] = self.heads, in_body, self.tails
-        body = b"".join(pieces)
+        self.pieces[_ID_AT::_PIECES] = in_body
+        body = b"".join(self.pieces)
         if len(ids) == 1:
             flag, body, text = batch.decode(body)[0]
             return PreparedMessage(self.topic, body, text.decode(), 0, flag, ids[0]), ids
@@ -140,7 +142,9 @@ class Accumulator:
         self._enough_bytes = ENOUGH * bytes_max if linger_ms else bytes_max
         # Larger bodies do not go the short way; nor any of a producer with a namespace, which `encode` puts before.
         self._simple_max = 0 if packing.namespace else min(packing.over_bytes - 1, packing.body_bytes_max)
-        self._known: dict[tuple[str, str | None, str | None], _Known] = {}
+        # By topic, tag and sharding key: to look one up by all three at once takes twice as long.
+        self._known: dict[str, dict[str | None, dict[str | None, _Known]]] = {}
+        self._known_count = 0
         # By topic: sends by sharding key that wait for the route, in the order in which they came.
         self._unrouted: dict[str, list[tuple[str, Gatherable, EncodedMessage | None]]] = {}
         self._routing = Tasks()
@@ -174,44 +178,49 @@ class Accumulator:
         return takes_batches(topic) and (not fields or self._known_as(topic, fields) is not None)
 
     def add_simple(self, topic: str, body: bytes | None, fields: MessageFields, waiting: Gatherable) -> bool:
-        """Take a message with no fields but a tag and a sharding key, if one like it was gathered before and others
-        wait with room for it: a third of what the general way costs.
+        """Take a message with no fields but a tag and a sharding key, if one like it was gathered before: a third of
+        what the general way costs.
 
-        False if not: then `encode` and `add_part` take it. Called on the loop, by a producer that is started.
+        False if not: then `encode` and `add_part` take it. Called on the loop. Raises as they do.
         """
-        kind: Kind = topic
+        if type(body) is not bytes:
+            return False
+        queue: MessageQueue | None = None
         tail, lead, around = AFTER_ID, _LEAD, _AROUND_BYTES
         if fields:
             known = self._known_as(topic, fields)
             if known is None:
                 return False
-            tail, lead, around = known.tail, known.lead, known.around_bytes
-            if known.queue is not None:
-                if known.queues is not self._known_queues(topic) or self._unrouted:
-                    return False
-                kind = known.queue
-        together = self._waiting.get(kind)
-        if together is None or type(body) is not bytes:
-            return False
+            tail, lead, around, queue = known.tail, known.lead, known.around_bytes, known.queue
+            if queue is not None and (known.queues is not self._known_queues(topic) or self._unrouted):
+                return False
         length = len(body)
-        size = together.size + length + around
-        if not 0 < length <= self._simple_max or size > self._bytes_max:
+        if not 0 < length <= self._simple_max:
             return False
-        together.heads.append(_pack_head(length + around, 0, 0, 0, length) + body + lead)
-        together.tails.append(tail)
+        size = length + around
+        kind = topic if queue is None else queue
+        together = self._waiting.get(kind)
+        if together is None or together.size + size > self._bytes_max:
+            if together is None:
+                self._path.check_started()
+                if not takes_batches(topic):
+                    return False
+            together = self._begin(topic, queue, True)
+        size += together.size
+        together.pieces += (_pack_head(length + around, 0, 0, 0, length), body, lead, b"", tail)
         sends = together.sends
         sends.append(waiting)
         together.size = size
-        if size >= together.look_bytes or len(sends) >= batch.COUNT_MAX:
+        if size >= together.look_bytes or len(sends) >= _COUNT_MAX:
             self._look(kind, together)
         return True
 
     def _known_as(self, topic: str, fields: MessageFields) -> _Known | None:
         try:
-            known = self._known.get((topic, fields.get("tag"), fields.get("sharding_key")))
-        except TypeError:  # Such a tag is no text.
+            known = self._known[topic][fields.get("tag")][fields.get("sharding_key")]
+        except (KeyError, TypeError):  # Such a tag may be no text.
             return None
-        return known if known is not None and known.field_count == len(fields) else None
+        return known if known.field_count == len(fields) else None
 
     def add_part(self, message: EncodedMessage, waiting: Gatherable) -> None:
         """Take a message, to be sent with others later. Raises StateError if the producer is not started, or on another
@@ -224,12 +233,22 @@ class Accumulator:
             if queue is None:
                 return
         if simple is not None and message.queue is None:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            queues = self._known_queues(message.topic)
-            lead, around = lead_of(len(message.tail))
-            self._known[simple] = _Known(2 - simple.count(None), message.tail, lead, around, queue, queues)
+            self._note(message, simple, queue)
         self._gather(message.topic, queue, message.wait_store_ok, waiting, message.head, message.tail)
+
+    def _note(
+        self, message: EncodedMessage, simple: tuple[str, str | None, str | None], queue: MessageQueue | None
+    ) -> None:
+        """Keep what messages like this one have in common."""
+        if self._known_count >= KNOWN_MAX:
+            self._known.clear()
+            self._known_count = 0
+        topic, tag, key = simple
+        of_tag = self._known.setdefault(topic, {}).setdefault(tag, {})
+        self._known_count += key not in of_tag
+        lead, around = lead_of(len(message.tail))
+        queues = self._known_queues(topic)
+        of_tag[key] = _Known(2 - simple.count(None), message.tail, lead, around, queue, queues)
 
     # -- whole sends ---------------------------------------------------------------------------------------------
 
@@ -308,34 +327,37 @@ class Accumulator:
         kind = _kind(topic, queue, wait_store_ok)
         size = len(head) + len(tail) + (ID_CHARACTERS if own_id is None else 0)
         together = self._waiting.get(kind)
-        if together is not None and together.size + size > self._bytes_max:
-            self._flush(kind)
-            together = None
-        if together is None:
-            if queue is not None:
-                # Never both at once: the queue's order.
-                self._flush(_kind(topic, queue, not wait_store_ok))
-            loop = asyncio.get_running_loop()
-            if self._linger_s:
-                timer: asyncio.Handle = loop.call_later(self._linger_s, self._be_due, kind)
-            else:
-                timer = loop.call_soon(self._be_due, kind)
-            look_bytes = self._bytes_max if queue is None else self._enough_bytes
-            together = self._waiting[kind] = Gathered(topic, queue, wait_store_ok, timer, look_bytes)
+        if together is None or together.size + size > self._bytes_max:
+            together = self._begin(topic, queue, wait_store_ok)
         if own_id is not None:
             together.own_ids[len(together)] = own_id
         together.sends.append(waiting)
-        together.heads.append(head)
-        together.tails.append(tail)
+        together.pieces += (head, b"", b"", b"", tail)
         together.size += size
-        if together.size >= together.look_bytes or len(together) >= batch.COUNT_MAX:
+        if together.size >= together.look_bytes or len(together) >= _COUNT_MAX:
             self._look(kind, together)
+
+    def _begin(self, topic: str, queue: MessageQueue | None, wait_store_ok: bool) -> Gathered:
+        """Begin what the next request of a kind will hold, behind what waits of the kind."""
+        kind = _kind(topic, queue, wait_store_ok)
+        self._flush(kind)
+        if queue is not None:
+            # Never both at once: the queue's order.
+            self._flush(_kind(topic, queue, not wait_store_ok))
+        loop = asyncio.get_running_loop()
+        if self._linger_s:
+            timer: asyncio.Handle = loop.call_later(self._linger_s, self._be_due, kind)
+        else:
+            timer = loop.call_soon(self._be_due, kind)
+        look_bytes = self._bytes_max if queue is None else self._enough_bytes
+        together = self._waiting[kind] = Gathered(topic, queue, wait_store_ok, timer, look_bytes)
+        return together
 
     def _look(self, kind: Kind, together: Gathered) -> None:
         """Send a batch that is full; or, at the end of the loop's turn, one that is large enough and whose queue is
         free.
         """
-        if together.size >= self._bytes_max or len(together) >= batch.COUNT_MAX:
+        if together.size >= self._bytes_max or len(together) >= _COUNT_MAX:
             self._flush(kind)
             return
         # Once only: when its queue becomes free, this is looked at again.

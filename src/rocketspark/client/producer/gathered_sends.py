@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import Context
 from copy import copy
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Protocol
 
 import msgspec
@@ -100,6 +101,10 @@ def takes_batches(topic: str) -> bool:
 class Gatherable(Protocol):
     """Who waits for one message of a batch."""
 
+    @property
+    def given_up(self) -> bool:
+        """True if nobody waits for it any more; of a whole send only `cancelled` tells."""
+
     def cancelled(self) -> bool:
         """Tell whether nobody waits for it any more."""
 
@@ -130,8 +135,8 @@ class BatchOutcome(msgspec.Struct, eq=False):
     result: SendResult | None
     error: BaseException | None
     ids: Sequence[str] = ()
-    # By number, the broker's ids, once one is asked for.
-    _places: Sequence[str] | None = None
+    # By number, the results of the messages, once one is asked for.
+    _parts: Sequence[SendResult] | None = None
     # Of those told: whose task is to be woken, and futures whose callbacks are to be called.
     woken: list[AwaitedPart] = []
     called: list[CalledTogether] = []
@@ -144,17 +149,25 @@ class BatchOutcome(msgspec.Struct, eq=False):
         ids = self.ids
         if result is None or len(ids) == 1:
             return result
-        places = self._places
-        if places is None:
-            places = self._places = offset_ids(result, len(ids))
-        message_id = ids[number]
-        return SendResult(
-            result.status, message_id, places[number], result.queue, result.queue_offset + number, message_id
-        )
+        parts = self._parts
+        if parts is None:
+            # All at once, in C: who asks for one mostly asks for all.
+            first, count = result.queue_offset, len(ids)
+            places, offsets = offset_ids(result, count), range(first, first + count)
+            made = map(SendResult, repeat(result.status), ids, places, repeat(result.queue), offsets, ids)
+            parts = self._parts = list(made)
+        return parts[number]
 
     def tell(self, sends: Iterable[Gatherable]) -> None:
         """Give each message's caller its part; called once, on the loop."""
+        woken = self.woken
         for number, send in enumerate(sends):
+            if type(send) is AwaitedPart:
+                # As its `take_part`, without a call.
+                send._outcome, send._number = self, number
+                if send._wakeup is not None:
+                    woken.append(send)
+                continue
             try:
                 send.take_part(self, number)
             except Exception:
@@ -168,9 +181,13 @@ class BatchOutcome(msgspec.Struct, eq=False):
             called[0].call_all(called)
         if self.woken:
             # Not at once: the callers' own code would run within what ends the batch.
-            asyncio.get_running_loop().call_soon(self._wake)
+            loop = asyncio.get_running_loop()
+            over = loop.create_future()
+            over.set_result(None)
+            loop.call_soon(self._wake, over)
 
-    def _wake(self) -> None:
+    def _wake(self, over: asyncio.Future[None]) -> None:
+        """Wake the tasks; `over`: a future that has ended, which a task asks for its result in C."""
         woken, self.woken = self.woken, []
         waking = iter(woken)
         for part in waking:
@@ -179,12 +196,12 @@ class BatchOutcome(msgspec.Struct, eq=False):
             if wakeup is None:
                 continue
             try:
-                part._context.run(wakeup, part)  # type: ignore[union-attr]
+                part._context.run(wakeup, part if part.given_up else over)  # type: ignore[union-attr]
             except BaseException:
                 # Ctrl-C in one of them: the others go on in the next turn.
                 self.woken = list(waking)
                 if self.woken:
-                    asyncio.get_running_loop().call_soon(self._wake)
+                    asyncio.get_running_loop().call_soon(self._wake, over)
                 raise
 
 
@@ -203,7 +220,7 @@ class AwaitedPart(msgspec.Struct, eq=False):
     _asyncio_future_blocking: bool = False
     _wakeup: Callable[[Any], object] | None = None
     _context: Context | None = None
-    _given_up: bool = False
+    given_up: bool = False
     _why: Any = None
     _outcome: BatchOutcome | None = None
     _number: int = 0
@@ -214,7 +231,7 @@ class AwaitedPart(msgspec.Struct, eq=False):
             try:
                 yield self
             except BaseException as e:
-                self._given_up = True
+                self.given_up = True
                 if isinstance(e, asyncio.CancelledError):
                     cancelled_sends.add()
                 raise
@@ -227,11 +244,12 @@ class AwaitedPart(msgspec.Struct, eq=False):
                 raise error
             finally:
                 del error, outcome
-        return outcome.part(self._number)  # type: ignore[return-value]
+        parts = outcome._parts
+        return parts[self._number] if parts is not None else outcome.part(self._number)  # type: ignore[return-value]
 
     def cancelled(self) -> bool:
         """Tell whether its task was cancelled."""
-        return self._given_up
+        return self.given_up
 
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
         """Keep the outcome, and have the task woken."""
@@ -256,13 +274,13 @@ class AwaitedPart(msgspec.Struct, eq=False):
 
     def cancel(self, msg: Any = None) -> bool:
         """Give the message up, and have the task go on with its cancellation. False if the outcome is there already."""
-        if self._given_up or self._outcome is not None:
+        if self.given_up or self._outcome is not None:
             return False
-        self._given_up, self._why = True, msg
+        self.given_up, self._why = True, msg
         self._loop.call_soon(self.wake)
         return True
 
     def result(self) -> None:
         """Raise CancelledError if the task was cancelled; what the send came to is returned by `await`."""
-        if self._given_up:
+        if self.given_up:
             raise asyncio.CancelledError() if self._why is None else asyncio.CancelledError(self._why)

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -353,8 +353,9 @@ class ThreadSend(InFlightSend):
 class SendFuture(QuickFuture[SendResult]):
     """The future of a send's result. `room`: the limit that counts the send; `executor`: what runs the callbacks."""
 
-    # The result, or whose part it is; a future whose result nobody looks at makes none.
-    _told: SendResult | tuple[BatchOutcome, int] | None = None
+    # The result, or whose part it is, and its number; a future whose result nobody looks at makes none.
+    _told: SendResult | BatchOutcome | None = None
+    _number = 0
 
     def __init__(self, room: ThreadInFlightLimit, executor: Executor | CallbackThreads) -> None:
         self.room = room
@@ -371,9 +372,8 @@ class SendFuture(QuickFuture[SendResult]):
     @property
     def _result(self) -> SendResult | None:
         told = self._told
-        if isinstance(told, tuple):
-            outcome, number = told
-            told = self._told = outcome.part(number)
+        if isinstance(told, BatchOutcome):
+            told = self._told = told.part(self._number)
         return told
 
     @_result.setter
@@ -392,10 +392,10 @@ class FutureSend(ThreadSend, kw_only=True):
         self.future.end(result, error)
 
 
-class FuturePart(msgspec.Struct, eq=False):
+class FuturePart(msgspec.Struct, eq=False, gc=False):
     """A message for a batch, on its way from a thread to the loop, and the future of its result.
 
-    Without `encoded` it is what `Accumulator.is_simple` takes.
+    Without `encoded` it is what `Accumulator.is_simple` takes. Nothing that it holds leads back to it once it is told.
     """
 
     future: SendFuture
@@ -404,6 +404,8 @@ class FuturePart(msgspec.Struct, eq=False):
     body: bytes
     fields: MessageFields
     encoded: EncodedMessage | None = None
+    # A send that was handed over cannot be taken back.
+    given_up: ClassVar[bool] = False
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have it gathered; on the loop."""
@@ -416,7 +418,7 @@ class FuturePart(msgspec.Struct, eq=False):
         accumulator.add_part(encoded, self)
 
     def cancelled(self) -> bool:
-        """Return False: a send that was handed over cannot be taken back."""
+        """Return False."""
         return False
 
     def take_part(self, outcome: BatchOutcome, number: int) -> None:
@@ -425,7 +427,7 @@ class FuturePart(msgspec.Struct, eq=False):
         outcome.left.append(future.room)
         if outcome.error is not None:
             future._exception = own_error(outcome.error)
-        future._told = (outcome, number)
+        future._number, future._told = number, outcome
         # As `_finish`, without a call.
         future._state = _FINISHED
         if future._made is not None:

@@ -55,8 +55,7 @@ def gathered(messages: list[Message], packing: PackingSettings) -> Gathered:
     for message in messages:
         made = encode(message, packing)
         assert made is not None
-        together.heads.append(made.head)
-        together.tails.append(made.tail)
+        together.pieces += (made.head, b"", b"", b"", made.tail)
     return together
 
 
@@ -99,13 +98,35 @@ async def test_the_short_way_and_the_general_one_store_the_same() -> None:
         await asyncio.gather(*(producer.send("t", b"%d" % n, **ways[n % len(ways)]) for n in range(100)))
         first = stored(fake)
         assert producer.accumulator is not None
-        assert len(producer.accumulator._known) == 5
+        assert producer.accumulator._known_count == 5
         fake.broker.queues.clear()
         await asyncio.gather(*(producer.send(Message("t", b"%d" % n, **ways[n % len(ways)])) for n in range(100)))
         again = stored(fake)
         assert [text for text, _ in first] == [text for text, _ in again]
         ids = {unique_id for _, unique_id in first + again}
         assert (len(ids), {len(unique_id) for unique_id in ids}) == (200, {32})
+
+
+@in_loop
+async def test_the_first_of_each_batch_goes_the_short_way_and_none_overtakes_it() -> None:
+    """Batches of few, and a message now and then that cannot be in one with those before it."""
+    ways: list[dict[str, Any]] = [{"sharding_key": "k"}, {"sharding_key": "k", "tag": "fruit"}]
+    async with Fake(t=4) as fake, AsyncProducer(fake.namesrv, "pg", linger_ms=0, batch_bytes=400) as producer:
+        for way in ways * 2:
+            await producer.send("t", b"like this one", **way)
+        assert producer.accumulator is not None
+        encode, encoded = producer.accumulator.encode, list[bytes]()
+        producer.accumulator.encode = lambda message, queue: (  # type: ignore[method-assign]
+            encoded.append(message.body) or encode(message, queue)  # type: ignore[func-returns-value]
+        )
+        alone: dict[str, Any] = {"sharding_key": "k", "wait_store_ok": False}
+        bodies = [b"%03d" % n for n in range(60)]
+        sends = [producer.send("t", body, **(ways[n % 2] if n % 10 else alone)) for n, body in enumerate(bodies)]
+        await asyncio.gather(*sends)
+        assert encoded == bodies[::10]
+        (stored_there,) = (records for records in fake.broker.queues.values() if records)
+        assert [record.decode(each).body for each in stored_there[4:]] == bodies
+        assert fake.broker.requests[BATCH] >= 10
 
 
 def stored(fake: Fake) -> list[tuple[bytes, bytes]]:
@@ -227,6 +248,8 @@ def test_a_send_on_another_loop_says_so_and_leaves_nothing() -> None:
         for fields in ways:
             with pytest.raises(StateError, match="started on another event loop"):
                 await producer.send("u", b"not mine", **fields)
+        with pytest.raises(StateError, match="started on another event loop"):
+            await producer.send("v", b"where nothing waits")
 
     async def end() -> int:
         await producer.close()
