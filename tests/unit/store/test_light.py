@@ -11,6 +11,8 @@ from tests.unit.store.conftest import BORN, NOW_MS
 from rocketspark.protocol.light_queues import offset_of
 from rocketspark.store import Store, StoreSettings
 from rocketspark.store.commitlog.append_message import BatchMessage
+from rocketspark.store.consumequeue.consume_queue import ConsumeQueue
+from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.settings import ManualClock
 
 pytestmark = pytest.mark.shows(
@@ -200,3 +202,39 @@ def test_a_light_queue_whose_file_lacks_units_is_made_anew_from_the_log(how: str
     assert bodies(again, "%LMQ%b") == [b"m0", b"m9"]
     again.close()
     store.abandon() if not closed else None
+
+
+@pytest.mark.shows("light queues: a start after a kill looks at those pages of their files alone that hold something")
+def test_a_start_after_a_kill_looks_at_what_files_hold_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = StoreSettings(root=str(tmp_path), light_queues=True)
+    store = Store(settings, clock=ManualClock(NOW_MS))
+    store.open()
+    for number in range(20):
+        send(store, b"m0", f"%LMQ%{number}")
+    store.flush_log()
+    store.flush_queues()
+    store.flush_indexes()
+    store.write_checkpoint()
+    send(store, b"m1", "%LMQ%7")
+    store.abandon()
+    searched, cuts = list[int](), list[str]()
+    before, cut = ConsumeQueue._written_units, OsFiles.any_data
+
+    def units(self: ConsumeQueue, view: memoryview, below: int | None, known: int, units_max: int) -> int:
+        searched.append(units_max)
+        return before(self, view, below, known, units_max)
+
+    def any_data(self: OsFiles, path: str, at: int) -> bool:
+        cuts.append(path)
+        return cut(self, path, at)
+
+    monkeypatch.setattr(ConsumeQueue, "_written_units", units)
+    monkeypatch.setattr(OsFiles, "any_data", any_data)
+    store = Store(settings, clock=ManualClock(NOW_MS))
+    store.open()
+    # Units of what is replayed go, and come again.
+    assert len([path for path in cuts if "LMQ" in path]) <= 2
+    assert len(searched) >= 21
+    assert max(searched) < settings.queue_file_units // 10
+    assert [store.queue_range(f"%LMQ%{number}", 0)[1] for number in (6, 7)] == [1, 2]
+    store.close()

@@ -17,7 +17,6 @@ from rocketspark.protocol.message.record_layout import TOPIC_BYTES_MAX_V1
 from rocketspark.store.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rocketspark.store.consumequeue.queue_files import NOTHING_NOTED, ActiveQueues, NotedEnd
 from rocketspark.store.files.mapped_file_queue import MappedFileQueue
-from rocketspark.store.files.system_calls import failure
 from rocketspark.store.index.key_hashes import TopicKeys
 
 UNIT = struct.Struct(">qiq")
@@ -144,16 +143,22 @@ class ConsumeQueue:
         mapped_files.scan()
         if self._is_newer(noted):
             noted = NOTHING_NOTED
-        end = mapped_files.starts[0] if mapped_files.starts else 0
+        end, width = mapped_files.starts[0] if mapped_files.starts else 0, self.unit_bytes
+        is_zero = True
         for start in reversed(mapped_files.starts):
-            units_max = mapped_files.readable(start) // self.unit_bytes
-            known = min(max((noted.end - start) // self.unit_bytes, 0), units_max)
+            known = min(max(noted.end - start, 0), mapped_files.readable(start)) // width
+            # A page that is looked at where the file has none costs a fault, 18 of them in a file of one unit.
+            units_max = max(-(-mapped_files.data_end(start) // width), known)
             count = self._written_units(mapped_files.get(start).view, below, known, units_max) if units_max else 0
-            count += self._more_units(start, count, units_max, below)
+            if units_max > count and bytes(mapped_files.get(start).view[count * width : units_max * width]).strip(
+                b"\0"
+            ):
+                is_zero = False
+                count += self._more_units(start, count, units_max, below)
             if count:
-                end = start + count * self.unit_bytes
+                end = start + count * width
                 break
-        if mapped_files.starts and (cut or self._anything_at(end)):
+        if mapped_files.starts and (not is_zero or end < mapped_files.starts[-1]) and (cut or self._anything_at(end)):
             mapped_files.cut(end)
         self._set_end(end)
         self.flushed = end
@@ -206,14 +211,6 @@ class ConsumeQueue:
     def _more_units(self, start: int, count: int, units_max: int, below: int | None) -> int:
         """Return the number of units behind the first `count` of a file up to the last whose record is in the log."""
         mapped_files = self.mapped_files
-        if count >= units_max:
-            return 0
-        try:
-            units_max = min(units_max, mapped_files.files.data_end(mapped_files.path(start)) // self.unit_bytes)
-        except OSError as e:
-            raise failure(e, "read", mapped_files.path(start)) from e
-        if count >= units_max:
-            return 0
         units = np.frombuffer(mapped_files.get(start).view, self.unit_type, units_max - count, count * self.unit_bytes)
         positions = units["position"].astype(np.int64)
         likely = (units["size"] != 0) & (positions >= 0)

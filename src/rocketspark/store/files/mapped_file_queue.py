@@ -204,8 +204,10 @@ class MappedFileQueue:
 
     def readable(self, start: int) -> int:
         """Return how many bytes from a file's beginning may hold data: on a full disk those with blocks, else all."""
-        if not self.maps.disk_is_full:
-            return self.size
+        return self.data_end(start) if self.maps.disk_is_full else self.size
+
+    def data_end(self, start: int) -> int:
+        """Return the byte of a file behind which all are zero. Raises StoreUnwritable."""
         try:
             return self.files.data_end(self.path(start))
         except OSError as e:
