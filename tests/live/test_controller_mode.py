@@ -536,23 +536,32 @@ def test_what_is_damaged_in_a_slave_s_log_is_mended_with_its_master_s(tmp_path: 
     run(main())
 
 
-@pytest.mark.shows("mended: what readers of a running slave find to be another message is taken from its master")
-def test_what_a_slave_s_reader_finds_damaged_is_taken_from_the_master(tmp_path: Path) -> None:
+@pytest.mark.shows(
+    "mended: what readers find to be another message is taken from the master, or once another one is it"
+)
+@pytest.mark.parametrize("number", [2, 1], ids=["slave", "master that gives way"])
+def test_what_readers_find_damaged_is_taken_from_the_master(tmp_path: Path, number: int) -> None:
     async def main() -> None:
         async with group(tmp_path) as g, producer(g.namesrv.address) as out:
-            first, second = await g.start(1), await g.start(2)
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2)
             await g.in_sync(2)
             places = [await out.send(Message(topic="T", body=body)) for body in (b"before", b"needle", b"after")]
             await until(lambda: second.store.written_position == first.store.written_position)
-            with (tmp_path / "store2/commitlog/00000000000000000000").open("r+b") as file:
+            with (tmp_path / f"store{number}/commitlog/00000000000000000000").open("r+b") as file:
                 at = file.read().index(b"needle") + len(b"needle") + 1
                 file.seek(at)
                 file.write(b"U")
-            queue_id, offset = places[1].queue.queue_id, places[1].queue_offset
-            await until(lambda: bytes(second.store.log_bytes(at, 1)) == b"U")
-            second.store.read("T", queue_id, offset, 1, 1 << 20)
-            await until(lambda: bytes(second.store.log_bytes(at, 1)) == b"T")
-            assert second.store.read("T", queue_id, offset, 1, 1 << 20).count == 1
+            store, queue_id, offset = g.brokers[number].store, places[1].queue.queue_id, places[1].queue_offset
+            await until(lambda: bytes(store.log_bytes(at, 1)) == b"U")
+            store.read("T", queue_id, offset, 1, 1 << 20)
+            if number == 1:
+                client = ControllerClient([g.controller.address])
+                await client.elect("DefaultCluster", "broker-a", 2, designate=True)
+                await client.close()
+            await until(lambda: bytes(store.log_bytes(at, 1)) == b"T")
+            assert store.read("T", queue_id, offset, 1, 1 << 20).count == 1
 
     run(main())
 
