@@ -165,6 +165,9 @@ class Producing:
 SWEEP_S = 5.0
 # Calls at work of one connection.
 STREAMS_MAX = 10_000
+# Past this number gRPC cancels calls by lot, of anybody. The port bounds by host what waits for the loop, and the bytes
+# that calls without a message count for: there are never so many.
+WAITING_MAX = 40_000
 # Of a call's messages, before they are asked for.
 LOOKAHEAD_BYTES = 64 << 10
 
@@ -286,9 +289,8 @@ class ProxyServer:
             ("grpc.max_connection_idle_ms", s.client_idle_ms),
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.max_concurrent_streams", STREAMS_MAX),
-            # The port bounds by host what waits for the loop; past these numbers gRPC cancels calls by lot, of anybody.
-            ("grpc.server.max_pending_requests", STREAMS_MAX),
-            ("grpc.server.max_pending_requests_hard_limit", 2 * STREAMS_MAX),
+            ("grpc.server.max_pending_requests", WAITING_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * WAITING_MAX),
             # What a call may send behind its request, or before it is its turn: else it grows to 64 MiB for each.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),

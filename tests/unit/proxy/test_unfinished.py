@@ -11,6 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.proxy.test_port import behind, until
 
+from rocketspark.proxy.port import PENDING_OF_HOST_MAX
+from rocketspark.proxy.server import WAITING_MAX
 from rocketspark.proxy.wire.http2 import CALL_BYTES, UnfinishedMessages
 from rocketspark.transport.server_bounds import Bounds
 from rocketspark.transport.tls.first_bytes import PREFACE
@@ -139,3 +141,8 @@ def test_a_message_has_so_much_time_and_a_call_without_one_too() -> None:
             assert found.port.server.bounds.ended["slow"] == 2
 
     asyncio.run(main())
+
+
+def test_there_are_never_so_many_calls_without_a_message_that_grpc_cancels_others() -> None:
+    # Sixty hosts have as many more that wait for the loop as one may.
+    assert Bounds().unfinished_bytes / CALL_BYTES + 60 * PENDING_OF_HOST_MAX < WAITING_MAX
