@@ -360,14 +360,20 @@ class Brokers:
         self._routes.expire(topic)
 
     async def _find(self, broker_name: str) -> str:
-        """Ask a NameServer for the master as it is now; for names that nobody has it is not asked again and again."""
+        """Ask a NameServer for the master as it is now; for names that nobody has it is not asked again and again.
+
+        Raises Refused for a name that no broker ever had here, NotSent for one that has no master at the moment.
+        """
         info = self._infos.known("")
         if info is None or broker_name in info.broker_addr_table:
             info = await outcome_of(self._infos.begin(""))
         broker = info.broker_addr_table.get(broker_name)
         address = broker.broker_addrs.get(0) if broker is not None else None
         if not address:
-            raise Refused(Code.BAD_REQUEST, f"broker {shown(broker_name)!r} has no master that is known")
+            text = f"broker {shown(broker_name)!r} has no master that is known"
+            if broker is not None or broker_name in self._found or self.routes.master(broker_name):
+                raise NotSent(text)
+            raise Refused(Code.BAD_REQUEST, text)
         self._lost.discard(broker_name)
         self._found[broker_name] = address
         return address

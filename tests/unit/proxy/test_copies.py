@@ -13,7 +13,7 @@ from tests.unit.proxy.consuming.support import make_topic
 from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.unit.proxy.producing.support import Producer
 
-from rocketspark.errors import NoReply, RouteNotFound
+from rocketspark.errors import NoReply, NotSent, RouteNotFound
 from rocketspark.model import BrokerData, TopicRoute
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.json.bodies import BrokerDataBody, ClusterInfo
@@ -22,6 +22,7 @@ from rocketspark.proxy.brokers import AGAIN_S, AHEAD, Brokers, _Cache
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.testing.cluster import Cluster
 
 pytestmark = pytest.mark.shows("What the proxy copies and for how long")
@@ -144,6 +145,28 @@ def test_the_address_of_a_master_holds_until_it_is_silent_or_a_route_names_anoth
         monkeypatch.setattr(known.routes, "master", lambda name: "b:8")
         await known.route("T")
         assert (await known.master("b"), asked) == ("b:8", [2])
+        await known.close()
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_away_is_told_from_one_that_never_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        known = Brokers(ProxySettings(namesrv="127.0.0.1:1"))
+        table = {"b": BrokerDataBody(broker_addrs={0: "b:1"})}
+
+        async def info(_: str) -> ClusterInfo:
+            return ClusterInfo(broker_addr_table=dict(table))
+
+        monkeypatch.setattr(known, "_infos", _Cache(info, 0))
+        assert await known.master("b") == "b:1"
+        # It was started again, or the NameServer was: clients try again where the proxy is what they wait for.
+        table.clear()
+        known.note_lost("b")
+        with pytest.raises(NotSent, match="broker 'b' has no master"):
+            await known.master("b")
+        with pytest.raises(Refused, match="broker 'other' has no master"):
+            await known.master("other")
         await known.close()
 
     asyncio.run(main())
