@@ -19,6 +19,7 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.namesrv.server import NameServer
 from rocketspark.protocol.json.bodies import TopicConfig
+from rocketspark.store import backup
 from rocketspark.transport.connections import dial
 
 T = TypeVar("T")
@@ -91,6 +92,17 @@ class Stage:
         """Stop a broker, and start it on an empty store."""
         self.stop(name)
         shutil.rmtree(self._folder / name)
+        self.start(name)
+
+    def back_up(self, name: str, to: Path) -> None:
+        """Copy a broker's store, while it runs, as `rocketspark backup` does."""
+        backup.backup(self._folder / name, to)
+
+    def set_back(self, name: str, backed_up: Path) -> None:
+        """Stop a broker, and start it on what `rocketspark restore` makes of a backup."""
+        self.stop(name)
+        shutil.rmtree(self._folder / name)
+        backup.restore(backed_up, self._folder / name)
         self.start(name)
 
     async def _until(self, holds: Any) -> None:

@@ -97,7 +97,8 @@ def backup(
 def _backed_up(root: Path, target: Path, log: Path, before: dict[str, Any] | None, tell: Tell) -> Copied:
     """Copy a store into a folder whose lock is held. `before`: what the folder tells of an older copy."""
     was, now = (store_number.number_of(str(of), OsFiles(), is_empty=False) for of in (target, root))
-    if None not in (was, now) and was != now and any(map(_has_record, (target / _LOG).glob("*"))):
+    continued = {number for number, _ in store_number.shared(str(root))}
+    if None not in (was, now) and was not in {now, *continued} and any(map(_has_record, (target / _LOG).glob("*"))):
         raise ConfigError(
             f"{target} holds a backup of another store than {root}: choose a folder for each, so that none is lost; if"
             " the other one is not needed any more, remove its backup"
@@ -116,7 +117,7 @@ def _backed_up(root: Path, target: Path, log: Path, before: dict[str, Any] | Non
         copy.whole(root / name, target / name)
     _bound_deletions(target)
     # Recovery then looks at everything.
-    _write(target / "abort", "backup")
+    _write(target / "abort", store_number.OF_A_BACKUP)
     _describe(target, "whole")
     return Copied(copy.files, copy.copied_bytes, copy.same_files)
 

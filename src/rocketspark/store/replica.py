@@ -66,6 +66,7 @@ class ReplicaReceiver:
     _last_time_ms: int
     began_empty: bool
     number: int | None
+    shared_ends: list[tuple[int, store_number.Ends]]
     settings: StoreSettings
     # Everything before it was received; whole records end at `_whole`, where the next one's size is held back.
     _received = 0
@@ -118,6 +119,7 @@ class ReplicaReceiver:
         """Take no messages from here on, only the bytes of another broker's log (`append_raw`)."""
         if self.number is not None:
             self.number = None
+            self.shared_ends = []
             store_number.forget_number(self.settings.root)
         self.log.is_replica = True
         self.log.limit = self._dirty_end = 0

@@ -84,6 +84,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.began_empty = False
         # Tells it from others that a broker of its name had before; None if it has none.
         self.number: int | None = None
+        self.shared_ends: list[tuple[int, store_number.Ends]] = []
         # Told before it is opened: called with its ends then and now if the log is shorter than it was on the disk,
         # before anything forgets so.
         self.fell_short: Callable[[int, int], None] = lambda promised, end: None
@@ -177,9 +178,12 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
         self.began_empty = self.written_position == 0
-        self.number = store_number.number_of(s.root, self._files, is_empty=self.began_empty)
         self.master_flushed_position = found.master_flushed_position
         self.confirmed_position = min(found.confirmed_position, self.recovered.end)
+        if store_number.is_copy(abort):
+            store_number.renew(s.root, self._files, self.consume_queues.queues(), self.queue_range)
+        self.number = store_number.number_of(s.root, self._files, is_empty=self.began_empty)
+        self.shared_ends = store_number.shared(s.root)
         self._queues_position = min(found.queues_position, self.recovered.end)
         self._index_position = self._queues_position
         self.consume_queues.note_files()

@@ -23,6 +23,7 @@ from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, Ser
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import MASTER_ID, BrokerData
 from rocketspark.model.subscription import ALL, TAG
+from rocketspark.model.text import LONG_MAX, whole_number
 from rocketspark.protocol import light_queues, topic_attributes
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import plain_pull
@@ -68,6 +69,8 @@ class OffsetBounds(NamedTuple):
     election may have cut the ends of its queues. `made_at`: a number that rises when the topic is deleted and made
     again. `log_end`: the position in the log before which all messages of the queue lie; None if the broker does not
     tell it. `store_number`: tells the broker's store from others that it had before; 0 if the broker tells none.
+    `shared`: of a store that is a copy of a backup: the numbers of those that it continues, each with the offset up to
+    which the queue is the same.
     """
 
     oldest: int
@@ -77,13 +80,15 @@ class OffsetBounds(NamedTuple):
     made_at: int = 0
     log_end: int | None = None
     store_number: int = 0
+    shared: tuple[tuple[int, int], ...] = ()
 
 
-def is_of_other_store(queue: MessageQueue, now: OffsetBounds, made: Made) -> bool:
-    """Tell whether a queue's broker has another store than the one that `made` was noted of. One that was a slave, and
-    such as tell no number, count as having the same one.
+def is_of_other_store(queue: MessageQueue, now: OffsetBounds, made: Made, place: int) -> bool:
+    """Tell whether a queue's broker has another store than the one that `made` was noted of, or a copy that lacks
+    something before the offset `place`. One that was a slave, and such as tell no number, count as having the same one.
     """
-    return now.store_number not in (0, made.get((EACH_TOPIC, queue.broker_name), now.store_number))
+    noted = made.get((EACH_TOPIC, queue.broker_name), now.store_number)
+    return now.store_number not in (0, noted) and place > dict(now.shared).get(noted, -1)
 
 
 class ClusterQueries:
@@ -233,7 +238,7 @@ class ClusterQueries:
             if not now.of_master:
                 continue
             is_later = now.made_at > max(made.get(key, 0), self._made_first.get(key, 0))
-            if is_later or (ends.get(queue) and is_of_other_store(queue, now, made)):
+            if is_later or ((end := ends.get(queue)) and is_of_other_store(queue, now, made, end)):
                 later.append(queue)
         self._unjudged -= {queue.broker_name for queue in bounds}
         return [queue for queue in later if not self._run(self._has_replicas(queue))]
@@ -289,6 +294,7 @@ class ClusterQueries:
             made_at=newest.made_at or 0,
             log_end=newest.log_end,
             store_number=newest.store_number or 0,
+            shared=_shared(newest.shared_ends),
         )
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
@@ -505,6 +511,13 @@ class ClusterQueries:
         self._runner.close()
 
 
+def _shared(text: str | None) -> tuple[tuple[int, int], ...]:
+    """Return what a broker tells of the stores that its own continues; nothing for what cannot be read."""
+    pairs = (part.partition(":") for part in (text or "").split())
+    found = ((whole_number(number), whole_number(end)) for number, _, end in pairs)
+    return tuple((number, end) for number, end in found if number is not None and end is not None)
+
+
 def making_of(bounds: Mapping[MessageQueue, OffsetBounds]) -> Made:
     """Return the numbers of topics' making and of stores, as brokers told them."""
     topics = {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
@@ -522,5 +535,6 @@ def remade(namesrv: str, access: Access, topic: str, made: Made, brokers: Collec
     with contextlib.closing(ClusterQueries(namesrv, access=access)) as cluster:
         queues = [queue for queue in cluster.queues([topic]) if queue.broker_name in brokers]
         bounds = cluster.bounds(queues, if_there=True)
-        found = cluster.made_anew(bounds, made, dict.fromkeys(bounds, 1))
+        # What was sent may lie anywhere.
+        found = cluster.made_anew(bounds, made, dict.fromkeys(bounds, LONG_MAX))
         return min((queue.broker_name for queue in found), default="")

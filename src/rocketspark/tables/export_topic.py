@@ -234,10 +234,13 @@ class _Export:
         self._tell(before[-1], before[-1])
 
     def _is_of_other_store(self, partition: batch.Partition) -> bool:
-        """Tell whether the broker of a partition has another store than when the export began."""
+        """Tell whether the broker of a partition has another store than when the export began, or a copy that lacks
+        some of the partition.
+        """
         if not isinstance(partition, QueuePartition) or not partition.store_number:
             return False
-        return self._note.stores.get(partition.broker_name, partition.store_number) != partition.store_number
+        noted = self._note.stores.get(partition.broker_name, partition.store_number)
+        return noted != partition.store_number and partition.end > dict(partition.shared).get(noted, -1)
 
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)

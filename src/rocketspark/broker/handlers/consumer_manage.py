@@ -116,8 +116,13 @@ class ConsumerManageHandler:
             # Records of a compaction log state their places there.
             log_end=None if h.topic in self._topics.compacted() else self._store.written_position,
             store_number=self._store.number,
+            shared_ends=self._shared_ends(h.topic, h.queue_id),
         )
         return reply(request.opaque, header=told)
+
+    def _shared_ends(self, topic: str, queue_id: int) -> str | None:
+        ends = ((number, ends.get(topic, {}).get(str(queue_id), 0)) for number, ends in self._store.shared_ends)
+        return " ".join(f"{number}:{end}" for number, end in ends) or None
 
     def min_offset(self, peer: Peer, request: Request[QueueHeader], body: bytes) -> bytes:
         """GET_MIN_OFFSET (31): the oldest offset still there."""

@@ -247,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = {(queue.topic, queue.broker_name) for queue in found}
         others = {queue for queue in begin if (queue.topic, queue.broker_name) in topics and queue not in bounds}
         for queue in sorted(found | ends_before | others):
-            is_other = queue in known and is_of_other_store(queue, known[queue], made)
+            is_other = queue in known and is_of_other_store(queue, known[queue], made, begin[queue])
             why = "its broker has another store now" if is_other else "the topic was deleted and made anew"
             lost(OffsetRange(queue, begin[queue], begin[queue]), why, self._options)
         for queue in others:
@@ -295,6 +295,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plain_errors():
             self._look(None)
             return dict(to_json(self._newest))
+
+    def of_other_store(self, offsets: Offsets, made: Made) -> list[MessageQueue]:
+        """Return the queues whose broker has another store now than when `made` was noted, without those of a copy that
+        has all that lies before their offsets.
+        """
+        try:
+            bounds = self._open().bounds(offsets, if_there=True)
+        except RocketSparkError:
+            bounds = {}  # One is not there any more.
+        return [q for q in offsets if q not in bounds or is_of_other_store(q, bounds[q], made, offsets[q])]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the topics' ends as last seen, for the query's progress."""

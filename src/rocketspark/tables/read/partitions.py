@@ -55,7 +55,7 @@ class QueuePartition:
 
     `filters`: the broker's filter looks at each message by itself, so it may be used. `log_end`: the end of the log
     when the partition was planned; messages behind it are of a topic that was made anew since. `store_number`: of the
-    broker's store, as in OffsetBounds.
+    broker's store, and `shared`: what it has of others, as in OffsetBounds.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class QueuePartition:
         filters: bool = True,
         log_end: int | None = None,
         store_number: int = 0,
+        shared: tuple[tuple[int, int], ...] = (),
     ) -> None:
         queue = source.queue
         self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
@@ -72,7 +73,7 @@ class QueuePartition:
         self.addresses = addresses
         self.filters = filters
         self.log_end = log_end
-        self.store_number = store_number
+        self.store_number, self.shared = store_number, shared
 
     @property
     def source(self) -> OffsetRange:
@@ -256,11 +257,13 @@ def plan(
     return found
 
 
-def _log_of(now: OffsetBounds | None) -> tuple[int | None, int]:
-    """Return the position in the log before which a queue's messages lie, and the number of the store; None and 0 with
-    replicas, whose logs may differ.
+def _log_of(now: OffsetBounds | None) -> tuple[int | None, int, tuple[tuple[int, int], ...]]:
+    """Return the position in the log before which a queue's messages lie, the number of the store, and what it has of
+    others; nothing of these with replicas, whose logs may differ.
     """
-    return (now.log_end, now.store_number) if now is not None and now.of_master and not now.replicated else (None, 0)
+    if now is None or not now.of_master or now.replicated:
+        return None, 0, ()
+    return now.log_end, now.store_number, now.shared
 
 
 def _not_read(

@@ -149,7 +149,7 @@ class MicroBatches:
             self._progress.hear(step_report(self.batches, start=start, end=end))
             return False
         _refuse_made_anew(start, end, self._target)
-        _refuse_other_store(start, end, others)
+        _refuse_other_store(start, end, others, self._reader)
         asked_s = time.monotonic()
         rows = self._target.store(self._reader, self._reader.partitions(start, end), {**others, **end})
         self._reader.commit(end)
@@ -194,19 +194,20 @@ def _refuse_made_anew(start: dict[str, Any], end: dict[str, Any], target: Target
         )
 
 
-def _refuse_other_store(start: dict[str, Any], end: dict[str, Any], others: dict[str, Any]) -> None:
+def _refuse_other_store(
+    start: dict[str, Any], end: dict[str, Any], others: dict[str, Any], reader: StreamReader
+) -> None:
     """Raise ConfigError if a broker has another store now than when the archive's other topics were read from it: the
     new number would be noted, and a later run of those topics would pass over what the new store holds of them.
     """
     before, now = made_of(start), made_of(end)
-    read = sorted(queue for queue, offset in from_json(others).items() if offset)
-    for queue in read:
-        key = (EACH_TOPIC, queue.broker_name)
-        if now.get(key, 0) != before.get(key, now.get(key, 0)):
-            raise ConfigError(
-                f"broker {queue.broker_name!r} has another store now than when topic {queue.topic!r} of this archive"
-                " was read from it: give what is archived from now on a folder of its own"
-            )
+    keys = {key for key, number in now.items() if key[0] == EACH_TOPIC and before.get(key, number) != number}
+    read = {q: offset for q, offset in from_json(others).items() if offset and (EACH_TOPIC, q.broker_name) in keys}
+    for queue in sorted(reader.of_other_store(read, before)) if read else ():
+        raise ConfigError(
+            f"broker {queue.broker_name!r} has another store now than when topic {queue.topic!r} of this archive"
+            " was read from it: give what is archived from now on a folder of its own"
+        )
 
 
 # Spark's errors of a task that failed because of the network, or lost its executor.
