@@ -237,7 +237,6 @@ ROWS: list[Row] = [
     Row(
         "*", "GET_MAX_OFFSET", "ext.storeNumber", ours_alone, "what a stream knows an empty store under an old name by"
     ),
-    Row("*", "GET_MAX_OFFSET", "ext.sharedEnds", ours_alone, "up to where a copy of a backup is the store before it"),
     *(
         Row("*", "GET_BROKER_CONFIG", f"body.{name}", ours_alone, "a setting of ours")
         for name in sorted(OURS_ALONE - {"brokerIP1", "brokerIP2", "brokerName", "storePathRootDir"})
