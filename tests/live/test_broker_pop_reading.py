@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.pop_support import ack, messages, pop, pop_header, popped
-from tests.live.support import GROUP, TOPIC, broker, connected, run, sent, until
+from tests.live.support import GROUP, TOPIC, broker, connected, create, create_group, run, sent, until
 from tests.live.test_broker_pop import HOLD, bodies_of, filled
 from tests.support.stand_ins import like
 
@@ -152,5 +152,38 @@ def test_peeking_keeps_to_count_and_bytes_over_all_queues(tmp_path: Path) -> Non
             for count in (1, 2, 3):
                 server.settings.pull_bytes_max = count * size
                 assert len(await peeked(32)) == count * size
+
+    run(main())
+
+
+def test_a_question_with_a_filter_that_is_new_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await create_group(peer)
+            for number in range(2):
+                header = headers.NotificationHeader(
+                    group=GROUP, topic=TOPIC, queue_id=0, poll_time_ms=0, born_time_ms=0,
+                    expression_type="SQL92", expression=f"a = {number}",
+                )  # fmt: skip
+                reply = await peer.request(RequestCode.NOTIFICATION, header)
+                told = reply.raise_for_code("ask").header(headers.NotificationReply)
+                assert bool(told.has_message) == bool(number)
+                await sent(peer)
+
+    run(main())
+
+
+def test_what_was_acknowledged_of_a_pop_is_not_in_flight_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            for _ in range(3):
+                await sent(peer)
+            for found in (await popped(peer))[:2]:
+                (await ack(peer, found)).raise_for_code("ack")
+            assert server._pops.count(TOPIC, GROUP, 0) == 1
+        async with broker(tmp_path) as server:
+            assert server._pops.count(TOPIC, GROUP, 0) == 1
 
     run(main())

@@ -81,7 +81,9 @@ def as_layout(store: Store, messages: list[BatchMessage]) -> None:
     keys.single = [(n, m.unique_id, m.keys, m.tags) for n, m in enumerate(messages)]
     assert store.takes_layouts(b"t", 3)
     codes = np.array([m.tags_code for m in messages], np.int64)
-    store.append_layout(b"t", 3, layout, (codes, keys), NOW_MS, 0, NOW_MS, BORN)
+    _, first, end = store.append_layout(b"t", 3, layout, (codes, keys), NOW_MS, 0, NOW_MS, BORN)
+    # Up to there a flush is waited for.
+    assert (first, end) == (0, store.written_position)
 
 
 @settings(max_examples=25)
