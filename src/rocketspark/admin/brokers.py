@@ -226,7 +226,7 @@ class BrokerOperations(ClusterClient):
         found = {}
         for target in await self._masters(None, None):
             peer = await self._broker(target.address)
-            config = await admin_api.topic_config(peer, topic, timeout_ms=self._timeout_ms)
+            config = await admin_api.topic_settings(peer, topic, timeout_ms=self._timeout_ms)
             if config is not None:
                 found[target.broker_name] = config
         return found

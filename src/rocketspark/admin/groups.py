@@ -152,7 +152,7 @@ class GroupOperations(ClusterClient):
         wanted.over(GroupConfig(group_name=group))
 
         async def put(peer: Peer) -> None:
-            known = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
+            known = await admin_api.group_settings(peer, group, timeout_ms=self._timeout_ms)
             config = wanted.over(known or GroupConfig(group_name=group))
             await admin_api.put_group(peer, config, timeout_ms=self._timeout_ms)
 
@@ -169,7 +169,7 @@ class GroupOperations(ClusterClient):
         found = {}
         for target in await self._masters(cluster, brokers):
             peer = await self._broker(target.address)
-            config = await admin_api.group_config(peer, group, timeout_ms=self._timeout_ms)
+            config = await admin_api.group_settings(peer, group, timeout_ms=self._timeout_ms)
             if config is not None:
                 found[target.broker_name] = config
         return found

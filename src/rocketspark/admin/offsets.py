@@ -198,7 +198,7 @@ class OffsetOperations(GroupOperations):
         async def count(name: str, topic: str) -> int | None:
             async with self._room:
                 peer = await self._broker(targets[name].address)
-                found = await admin_api.topic_config(peer, topic, timeout_ms=self._timeout_ms)
+                found = await admin_api.topic_settings(peer, topic, timeout_ms=self._timeout_ms)
             return None if found is None else max(found.read_queue_nums, found.write_queue_nums)
 
         pairs = list(wanted)

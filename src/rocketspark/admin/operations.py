@@ -65,7 +65,7 @@ class AsyncAdmin(
         master = next((b.master for b in route.brokers if b.master), None)
         config = None
         if master is not None:
-            config = await admin_api.topic_config(await self._broker(master), topic, timeout_ms=self._timeout_ms)
+            config = await admin_api.topic_settings(await self._broker(master), topic, timeout_ms=self._timeout_ms)
         attributes = dict(config.attributes) if config is not None else {}
         return TopicState(topic, route, tuple(states), attributes.get(MESSAGE_TYPE, ""), attributes)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from rocketspark.client.connection import broker_api, group_api
 from rocketspark.client.connection.client_api import TIMEOUT_MS
+from rocketspark.errors import ServerError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.admin import (
@@ -122,6 +124,16 @@ async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
     return java_json.decode(reply.body, bodies.TopicConfig)
 
 
+async def topic_settings(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.TopicConfig | None:
+    """As `topic_config`, also from brokers before 5.0, which tell the settings of all topics alone."""
+    try:
+        return await topic_config(broker, topic, timeout_ms=timeout_ms)
+    except ServerError as e:
+        if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+    return (await broker_api.topics(broker, timeout_ms=timeout_ms)).get(topic)
+
+
 async def static_topic_config(
     broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS
 ) -> TopicConfigAndMapping | None:
@@ -161,6 +173,16 @@ async def group_config(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_
         return None
     reply.raise_for_code(f"settings of group {group!r}")
     return java_json.decode(reply.body, bodies.GroupConfig)
+
+
+async def group_settings(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.GroupConfig | None:
+    """As `group_config`, also from brokers before 5.0, which tell the settings of all groups alone."""
+    try:
+        return await group_config(broker, group, timeout_ms=timeout_ms)
+    except ServerError as e:
+        if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+    return (await group_api.groups(broker, timeout_ms=timeout_ms)).get(group)
 
 
 async def put_group(broker: Peer, config: bodies.GroupConfig, *, timeout_ms: float = TIMEOUT_MS) -> None:

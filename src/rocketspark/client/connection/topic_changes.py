@@ -127,7 +127,7 @@ def _has(known: TopicConfig, attributes: str) -> bool:
 
 async def _known(peer: Peer, topic: str, name: str, routes: RouteCache, timeout_ms: float) -> TopicConfig | None:
     try:
-        return await admin_api.topic_config(peer, topic, timeout_ms=timeout_ms)
+        return await admin_api.topic_settings(peer, topic, timeout_ms=timeout_ms)
     except ServerError as e:
         if e.code not in _UNTOLD:
             raise
