@@ -258,6 +258,19 @@ def test_queues_are_sized_purged_read_and_deleted(connection: Connection, name: 
         queue.queue_declare(passive=True)
 
 
+def test_a_purge_takes_what_was_fetched_for_the_own_consumer(connection: Connection, name: str) -> None:
+    simple = connection.SimpleQueue(name)
+    simple.put("first")
+    first = simple.get(timeout=LIMIT_S)
+    publish(connection, simple.queue, *range(20))
+    cleared, end = 0, time.monotonic() + LIMIT_S
+    while (cleared := cleared + simple.clear()) < 20:
+        assert time.monotonic() < end  # Some may be on their way from the broker.
+    first.requeue()
+    assert simple.get(timeout=LIMIT_S).payload == "first"
+    simple.close()
+
+
 def test_exchanges(cluster: Cluster, connection: Connection, name: str) -> None:
     direct, topic = Exchange(f"{name}.d", "direct"), Exchange(f"{name}.t", "topic")
     fanout = Exchange(f"{name}.f", "fanout")

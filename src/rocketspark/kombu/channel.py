@@ -169,7 +169,12 @@ class Channel(virtual.Channel):
             count = len(reader.waiting)
             reader.waiting.clear()
             return count
-        return self.cluster.run(self._source(queue).purge())
+        count = self.cluster.run(self._source(queue).purge())
+        # What was fetched for a consumer here, and is not delivered to it, is still in the queue.
+        fetched = self.connection.inbox.withdraw(self, queue)
+        for item in fetched:
+            self.let_go(item.tag, "ack")
+        return count + len(fetched)
 
     def _delete(self, queue: str, *arguments: Any, **more: Any) -> None:
         self._auto_delete.discard(queue)
