@@ -95,3 +95,21 @@ def test_a_topic_that_is_made_after_a_full_disk_broke_its_deletion_off(
             assert server.store.queue_range(LITE, 0) == (0, 0)
 
     run(main())
+
+
+def test_a_topic_that_another_master_made_keeps_its_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await made(server, peer)
+
+            def full(data: bytes) -> None:
+                raise StoreFull("no room")
+
+            monkeypatch.setattr(server._topics.unsaved, "_write", full)
+            assert (await delete(peer)).code != 0
+            monkeypatch.undo()
+            # As one does that is elected, and knows the topic by messages alone.
+            server._topics.find_missing({TOPIC: [0]})
+            assert len(await pulled(peer, TOPIC, 0, 0)) == 5
+
+    run(main())

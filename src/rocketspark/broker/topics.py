@@ -120,6 +120,9 @@ class Topics:
         Raises StoreFull or StoreUnwritable if an earlier topic of a name is being deleted, and that cannot be ended.
         """
         self.make_way(config.topic_name for config in configs)
+        self._put_all(configs)
+
+    def _put_all(self, configs: list[TopicConfig]) -> None:
         self.table.update((config.topic_name, config) for config in configs)
         self._note_compacted([config.topic_name for config in configs])
         self._changed([config.topic_name for config in configs])
@@ -245,7 +248,8 @@ class Topics:
             and not name.startswith(topic_names.LIGHT_PREFIX)
         }
         if found:
-            self.put_all(
+            # With the messages that they have: another master made them.
+            self._put_all(
                 [
                     TopicConfig(topic_name=name, read_queue_nums=count, write_queue_nums=count, perm=READ_WRITE)
                     for name, count in found.items()
