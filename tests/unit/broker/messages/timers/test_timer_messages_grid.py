@@ -122,6 +122,23 @@ def test_what_came_before_the_change_and_is_not_on_the_wheel_yet(
     }
 
 
+@pytest.mark.parametrize("change", ["restarted", "killed"])
+@pytest.mark.parametrize("after", [200, 500, 1000])
+def test_what_came_in_the_second_before_the_change_comes_once(
+    rig: Callable[..., Rig], clock: Clock, after: int, change: str
+) -> None:
+    broker = rig(precision_ms=100)
+    for key, delay_ms in (("came", 150), ("waits", 5000)):
+        broker.send(key=key, TIMER_DELAY_MS=delay_ms)
+    for at_ms in range(0, 301, 50):
+        broker.at(NOW + at_ms)
+    assert broker.keys() == ["came"]
+    broker.checkpoint()
+    broker = getattr(broker, change)(precision_ms=after)
+    run_out(broker)
+    assert delivered(broker).keys() == {"came", "waits"}
+
+
 def test_what_lies_beyond_the_other_wheel_s_days_is_rolled(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig(precision_ms=1000)
     outs = {
