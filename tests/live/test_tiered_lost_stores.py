@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -16,6 +17,7 @@ from rocketspark.broker.storage import tiering
 from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import TopicHeader
+from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
 
@@ -119,5 +121,38 @@ def test_a_deleted_topic_begins_anew(tmp_path: Path) -> None:
             assert await sent(peer, b"   0") == 0
             await uploaded(server, 1)
             assert await numbers(peer) == [0]
+
+    run(main())
+
+
+def test_a_full_disk_that_takes_no_lost_queue_does_not_keep_others_from_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, is_full = OsFiles.reserve, True
+
+    def reserve(self: OsFiles, path: str, at: int, count: int) -> None:
+        if is_full and f"/{TOPIC}/" in path:
+            raise OSError(errno.ENOSPC, "full")
+        before(self, path, at, count)
+
+    async def main() -> None:
+        nonlocal is_full
+        async with tiered(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await filled(peer)
+            await uploaded(server)
+        shutil.rmtree(tmp_path / "store")
+        monkeypatch.setattr(OsFiles, "reserve", reserve)
+        async with tiered(tmp_path) as server, connected(server.address) as peer:
+            for topic in (TOPIC, "other"):
+                await create(peer, topic, queues=1)
+            assert await sent(peer, b"x", "other") == 0
+            found = server._tiering
+            assert found is not None
+            await until(lambda: found.tier is not None and found.tier.find("other", 0) is not None)
+            assert (found.failures, server.store.queue_range(TOPIC, 0)) == (0, (0, 0))
+            is_full = False
+            found._wanted.set()
+            await until(lambda: server.store.queue_range(TOPIC, 0) == (0, COUNT))
 
     run(main())

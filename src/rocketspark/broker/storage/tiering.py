@@ -184,13 +184,18 @@ class Tiering(TierReads):
         return tiered.next if tiered is not None else 0
 
     def _begin_lost(self, tier: Tier) -> None:
-        """Make queues of which only the tier has anything, so that they are read. Raises StoreFull, StoreUnwritable."""
+        """Make queues of which only the tier has anything, so that they are read."""
         for topic, queue_id in tier.queues:
             if queue_id in self._store.queues().get(topic, ()) or not self._takes(topic):
                 continue
             config = self.topic_of(topic)
             if config is not None and queue_id < config.read_queue_nums:
-                queue = self._store.consume_queues.make(topic.encode(), queue_id)
+                try:
+                    queue = self._store.consume_queues.make(topic.encode(), queue_id)
+                except StoreError as e:
+                    # A full disk must not keep others from being copied, so that their files can go.
+                    log.warning("queue %d of %s was lost, and cannot go on yet: %s", queue_id, shown(topic), e)
+                    return
                 log.warning(
                     "queue %d of %s was lost: it goes on at offset %d, behind what the second tier has of it",
                     queue_id,
