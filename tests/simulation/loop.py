@@ -217,7 +217,7 @@ def number_objects() -> None:
 
     modules = [module for name, module in sys.modules.items() if name.startswith("rocketspark")]
     for kind in {id(each): each for module in modules for each in vars(module).values()}.values():
-        if not isinstance(kind, type) or not kind.__module__.startswith("rocketspark"):
+        if not isinstance(kind, type) or not str(kind.__module__).startswith("rocketspark"):
             continue
         # What a struct has for a hash has the address of its class in it.
         if (

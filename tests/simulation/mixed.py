@@ -51,11 +51,13 @@ async def run(
     moves: list[dict[str, Any]] | None = None,
     parts: Sequence[str] | None = None,
     adds: bool = True,
+    proxies: int = 0,
     **settings: Any,
 ) -> dict[str, Any]:
     """Run the clients beside faults. What is given is not drawn.
 
-    With `splits` there are no faults but those that are given. `adds`: whether parts are drawn.
+    With `splits` there are no faults but those that are given. `adds`: whether parts are drawn; `proxies`: how many are
+    between clients and brokers.
     """
     chance = world.random("plan")
     is_whole = parts is None
@@ -77,7 +79,7 @@ async def run(
     drawn_retries = chance.choice([0, 0, 2])
     retries = drawn_retries if retries is None else retries
     world.plan["cluster"] = {"replicas": replicas, "retries": retries, "parts": list(parts), **shape}
-    cluster = Cluster(world, replicas=replicas, **shape)
+    cluster = Cluster(world, replicas=replicas, proxies=proxies, **shape)
     count = chance.randint(1, 3)
     drawn = workloads.draw_operations(
         world.random("operations"), clients=count, count=OPERATIONS, begin_s=2.0, end_s=FAULTS_UNTIL_S + 5
@@ -108,7 +110,7 @@ async def run(
     if is_whole and not shape.get("auto_create_topic", True):
         topics |= dict.fromkeys(workloads.TOPICS, 4)
     if topics or parts:
-        async with AsyncAdmin(cluster.namesrv_address) as operator:
+        async with AsyncAdmin(cluster.servers_address) as operator:
             for topic, queues in topics.items():
                 await operator.create_topic(topic, queue_count=queues)
             for name in parts:

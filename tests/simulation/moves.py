@@ -142,7 +142,7 @@ async def note_known(cluster: Cluster) -> None:
     """Note which brokers the controllers and the NameServer know."""
     world = cluster.world
     addresses = {"controller": [replica.address for replica in cluster.known_set().replicas.values()]}
-    async with AsyncAdmin(cluster.namesrv_address) as operator:
+    async with AsyncAdmin(cluster.servers_address) as operator:
         addresses["namesrv"] = [broker.address for broker in await operator.cluster_info()]
     for by, found in addresses.items():
         names = sorted(world.by_ip[address.partition(":")[0]].name for address in found)

@@ -379,6 +379,14 @@ TABLE: dict[str, Planted] = {
         seed=14,
         shape={"parts": ["objects"]},
     ),
+    "a_proxy_asks_on_who_was_master": Planted(
+        "groups read everything",
+        "proxy/brokers.py",
+        "        self._found |= found\n",
+        "",
+        seed=14,
+        scenario="proxies:clients",
+    ),
     "a_pop_does_not_look_into_the_tier": Planted(
         "groups are given what only the tier has",
         "broker/pop/reading.py",

@@ -23,7 +23,7 @@ from rocketspark.namesrv.server import NameServer
 from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections
 
-NAMESRV_PORT, BROKER_PORT = 9876, 10911
+NAMESRV_PORT, BROKER_PORT, PROXY_PORT = 9876, 10911, 8081
 
 # Small files, so that a run crosses many of them and disks cost little.
 BROKER: dict[str, Any] = {
@@ -74,8 +74,8 @@ class Cluster:
     """A NameServer and one broker name.
 
     `replicas`: 1 for a single master; 2 and more for so many brokers that a controller elects from; 0 for controllers
-    alone. `controllers`: how many, one by default if there is something to elect. `settings`: of the brokers, over
-    BROKER and REPLICA.
+    alone. `controllers`: how many, one by default if there is something to elect. `proxies`: how many, which clients
+    are given in place of the NameServer. `settings`: of the brokers, over BROKER and REPLICA.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Cluster:
         *,
         replicas: int = 1,
         controllers: int | None = None,
+        proxies: int = 0,
         name: str = "broker-a",
         **settings: Any,
     ) -> None:
@@ -96,11 +97,14 @@ class Cluster:
         self.brokers = [world.node(f"{name}-{number}") for number in range(1, replicas + 1)]
         # Brokers that an operator took out: nobody starts them again.
         self.taken_out: set[str] = set()
-        self.namesrv_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
+        self.proxies = [world.node(f"proxy-{number}") for number in range(1, proxies + 1)]
+        self.servers_address = f"{self.namesrv.ip}:{NAMESRV_PORT}"
+        # What clients are given; operators and servers ask the NameServer itself.
+        self.namesrv_address = ";".join(f"{node.ip}:{PROXY_PORT}" for node in self.proxies) or self.servers_address
 
     @property
     def servers(self) -> list[Node]:
-        return [self.namesrv, *self.controllers, *self.brokers]
+        return [self.namesrv, *self.controllers, *self.brokers, *self.proxies]
 
     @property
     def controllers(self) -> list[Node]:
@@ -110,7 +114,7 @@ class Cluster:
         own: dict[str, Any] = {
             "broker_name": self.name,
             "store_root": str(self.store(node)),
-            "namesrv_addresses": self.namesrv_address,
+            "namesrv_addresses": self.servers_address,
             "listen_host": node.ip,
             "listen_port": BROKER_PORT,
         }
@@ -135,6 +139,12 @@ class Cluster:
                 await serve(node, NameServer(node.ip, NAMESRV_PORT))
         elif self.council is not None and node in self.council.nodes:
             return self.council.start(node)
+        elif node in self.proxies:
+            # Not before: gRPC is for those alone that have proxies.
+            from tests.simulation.proxies import proxy
+
+            async def main(node: Node) -> None:
+                await serve(node, proxy(node.ip, PROXY_PORT, self.servers_address))
         else:
 
             async def main(node: Node) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from rocketspark import machine
@@ -289,7 +289,17 @@ class Brokers:
         """Return "host:port" of the masters of all brokers of the cluster, by broker name."""
         table = (await self._cluster_info()).broker_addr_table
         addresses = {name: broker.broker_addrs.get(0) for name, broker in table.items()}
-        return {name: address for name, address in addresses.items() if address}
+        return self.note_masters(addresses)
+
+    def note_masters(self, told: Mapping[str, str | None]) -> dict[str, str]:
+        """Note which masters a NameServer has just told, by broker name, and return those that it told.
+
+        Another member may be the master by now, while the one that was before still answers, as a slave.
+        """
+        found = {name: address for name, address in told.items() if address}
+        self._lost -= found.keys()
+        self._found |= found
+        return found
 
     async def peer_at(self, address: str) -> Peer:
         """Return the connection to the broker at this "host:port". Raises NotSent if it cannot be reached."""

@@ -284,8 +284,11 @@ class RemotingRelay:
             return found
         route = java_json.decode(found.body, dict[str, Any])
         own = self._own_address(peer)
+        masters: dict[str, str | None] = {}
         for broker in route.get("brokerDatas") or ():
+            masters[str(broker.get("brokerName"))] = dict(broker.get("brokerAddrs") or {}).get("0")
             broker["brokerAddrs"] = {"0": own}
+        self._behind.brokers.note_masters(masters)
         body = msgspec.json.encode(route)
         if received.ext.get("acceptStandardJsonOnly") == "true":
             return body

@@ -1,0 +1,17 @@
+"""Proxies between a cluster and its clients, under faults of both."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.test_world import outcomes
+
+
+@pytest.mark.shows(
+    "two proxies, and clients before RocketMQ 5 that know nothing else, under faults: the checker finds no rule broken"
+)
+@pytest.mark.shows("mended: behind a proxy's port old clients asked who was master before a failover, for good")
+def test_clients_go_on_behind_proxies_whatever_fails() -> None:
+    # Found: the old master, a slave by now, was asked on and on, and gave no messages (14), and ended nothing (15).
+    found = outcomes("tests.simulation.proxies:clients", 1, 14, 15)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["result"]["reads"] for outcome in found) > 600
