@@ -102,10 +102,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """Lock the directory and recover its files.
 
         Raises StoreLocked if another process has it, StoreUnwritable or StoreFull if it cannot be written,
-        ConfigError if its files are of other sizes than the settings say, or a restore of them was broken off.
+        ConfigError if its files are of other sizes, or elsewhere, than the settings say, or a restore of them was
+        broken off.
         """
         s, root = self.settings, self.settings.root
         config_files.check_restored(root)
+        if s.commit_log:
+            config_files.check_log_folder(root, s.commit_log)
         for path in (root, f"{root}/config", s.commit_log or f"{root}/commitlog", f"{root}/consumequeue"):
             try:
                 make_folder(self._files, path)

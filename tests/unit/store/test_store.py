@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -315,6 +316,28 @@ def test_two_stores_do_not_write_one_log(make_store: Any, send: Any, tmp_path: P
     assert [path.name for path in Path(log).iterdir()] == [f"{0:020d}"]
     store.close()
     make_store(tmp_path / "two", commit_log=log)
+
+
+@pytest.mark.shows("a log that lies elsewhere than storePathCommitLog says is not taken for lost")
+def test_a_log_below_the_store_is_not_lost_to_an_empty_folder_that_is_set(
+    make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    root, log = tmp_path / "one", tmp_path / "log"
+    # One without a message may have its log anywhere.
+    make_store(root).close()
+    make_store(root, commit_log=str(log)).close()
+    shutil.rmtree(log)
+    store = make_store(root)
+    send(store, "t", 0, b"x")
+    store.close()
+    for made in (False, True):
+        if made:
+            log.mkdir()
+        with pytest.raises(ConfigError, match=f"lies in {root}/commitlog, and {log}, .* has none"):
+            make_store(root, commit_log=str(log))
+    for path in (root / "commitlog").iterdir():
+        shutil.move(path, log)
+    assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
 def test_a_store_does_not_write_the_log_of_another_that_lies_where_it_lies_by_default(

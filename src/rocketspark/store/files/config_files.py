@@ -19,6 +19,8 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure, make_folder
 
 # In a store's folder while a backup is copied into it.
+# So much of a log file tells whether it has a record.
+_LOG_HEAD_BYTES = 64
 RESTORE_MARK = "restoreUnderWay"
 _SEAL = re.compile(r'\{"crc":([0-9]{1,10}),')
 
@@ -82,6 +84,28 @@ def check_restored(root: str) -> None:
         raise ConfigError(
             f"the backup was not restored whole into {root}: run `rocketspark restore` with this folder once more"
         )
+
+
+def check_log_folder(root: str, commit_log: str) -> None:
+    """Raise ConfigError if a store's log lies below it, and not in the empty folder that is set for it: a start there
+    would take all messages for lost, with their queues.
+    """
+    own = f"{root}/commitlog"
+    if os.path.realpath(own) == os.path.realpath(commit_log) or _log_files(commit_log):
+        return
+    for path in _log_files(own):
+        with open(path, "rb") as file:
+            has_record = any(file.read(_LOG_HEAD_BYTES))
+        if has_record:
+            raise ConfigError(
+                f"the log of this store lies in {own}, and {commit_log}, which storePathCommitLog names, has none: move"
+                " its files there, or leave storePathCommitLog out"
+            )
+
+
+def _log_files(folder: str) -> list[str]:
+    names = os.listdir(folder) if os.path.isdir(folder) else ()
+    return [f"{folder}/{name}" for name in names if len(name) == 20 and name.isdigit()]
 
 
 def read_whole(path: str) -> str | None:
