@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from tests.spark.stage import Stage, staged
-from tests.spark.test_comings_and_goings import Sender, Stream
+from tests.spark.test_comings_and_goings import Ended, Kept, Sender, Stream, ended
 
+from rocketspark.errors import ConfigError
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
+from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.store.files import store_number
 from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.tables.export_topic import export_topic
+from rocketspark.tables.options import parse_read
+from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import DataLost
 
 pytestmark = pytest.mark.shows(
@@ -58,6 +68,53 @@ def test_a_backup_that_lacks_what_was_read(stage: Stage, tmp_path: Path, is_runn
         return
     assert stream.run() == sorted(kept + anew)
     assert stream.run() == []
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_an_archive_whose_other_topics_the_backup_has(stage: Stage, tmp_path: Path, lacks: bool) -> None:
+    target, send = Kept(), Sender(stage)
+
+    def archive(topic: str) -> int:
+        options = parse_read({"namesrv": stage.namesrv, "topic": topic, "startingOffsets": "earliest"}, streaming=True)
+        reader = StreamReader(READ_SCHEMA, options)
+        work = MicroBatches(target, reader, [topic], progress=Progress("archive"), batch_rows=99, once=True)
+        try:
+            work.run(lambda: 0, interval_s=0, merges_again=False)
+        finally:
+            reader.stop()
+        return work.rows
+
+    stage.create("u", 1)
+    send("t", "broker-a", count=5), send("u", "broker-a", count=5)
+    stage.back_up("broker-a", tmp_path / "backup")
+    if lacks:
+        send("u", "broker-a", count=1)
+    assert (archive("t"), archive("u")) == (5, 5 + lacks)
+    stage.set_back("broker-a", tmp_path / "backup")
+    send("t", "broker-a", count=9)
+    refused = pytest.raises(ConfigError, match="has another store now than when topic 'u' of this archive")
+    with refused if lacks else nullcontext():
+        assert archive("t") == 9
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_an_export_that_goes_on_beside_a_backup(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: bool
+) -> None:
+    given = {"namesrv": stage.namesrv, "topic": "t", "columns": "queueOffset,body"}
+    to, whole, send = tmp_path / "f.jsonl", batch.read, Sender(stage)
+    send("t", "broker-a", count=5)
+    stage.back_up("broker-a", tmp_path / "backup")
+    if lacks:
+        send("t", "broker-a", count=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "read", lambda *how: chain(whole(*how), ended()))
+        with pytest.raises(Ended):
+            export_topic(given | {"minPartitions": "5"}, to)
+    stage.set_back("broker-a", tmp_path / "backup")
+    send("t", "broker-a", count=9)
+    with pytest.raises(DataLost, match="its broker has another store now") if lacks else nullcontext():
+        assert export_topic(given | {"minPartitions": "5"}, to).rows == 5
 
 
 def test_a_copy_of_a_copy_knows_both_stores_before(tmp_path: Path) -> None:
