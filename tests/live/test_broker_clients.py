@@ -6,12 +6,14 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.live.support import GROUP, TOPIC, Called, beat, broker, connected, create, run, until
 from tests.support.patience import in_time
 
 from rocketspark import machine
+from rocketspark.client.connection import client_api
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers import HeartbeatReply
@@ -81,6 +83,34 @@ def test_every_member_is_told_when_one_joins_or_leaves(tmp_path: Path) -> None:
             assert two.came.empty()
 
     run(main())
+
+
+@pytest.mark.shows("heartbeat, consumer list, notify of changes")
+def test_a_member_whose_connection_broke_without_an_end_counts_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            broker(tmp_path) as server,
+            connected(server.address) as before,
+            connected(server.address) as after,
+            connected(server.address) as other,
+        ):
+            await beat(before, client_id="c1")
+            await beat(other, client_id="c2")
+            # The network was cut: for two minutes the broker cannot know that nobody is behind the first connection.
+            await beat(after, client_id="c1")
+            assert await ids(other) == ["c1", "c2"]
+
+    run(main())
+
+
+@pytest.mark.shows("heartbeat, consumer list, notify of changes")
+def test_a_list_that_has_a_member_twice_is_shared_by_members() -> None:
+    class Broker:
+        async def request(self, *given: object, **named: object) -> Reply:
+            told = bodies.ConsumerList(consumer_id_list=["c1", "c2", "c1"])
+            return Reply(0, None, b"", bodies.encode(told), "")
+
+    assert run(client_api.consumer_list(cast(Peer, Broker()), GROUP)) == ["c1", "c2"]
 
 
 def test_a_changed_subscription_is_told(tmp_path: Path) -> None:

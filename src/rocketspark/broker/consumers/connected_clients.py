@@ -111,8 +111,10 @@ class ConsumerGroup(msgspec.Struct):
     subscriptions: dict[str, Subscription] = {}
 
     def client_ids(self) -> list[str]:
-        """Ids of all members."""
-        return [c.client_id for c in self.clients.values()]
+        """Ids of all members, each once: who shares queues by a list that has one twice leaves some to nobody. A member
+        whose network was cut is back on another connection while the one before seems to be open still.
+        """
+        return list(dict.fromkeys(c.client_id for c in self.clients.values()))
 
 
 # What clients are asked lies in memory until they answer: so much for one, or a single larger one, and for all.

@@ -398,14 +398,15 @@ async def unregister(
 
 
 async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> list[str]:
-    """Return client ids of the group's members; empty if the broker knows none."""
+    """Return client ids of the group's members, each once; empty if the broker knows none."""
     header = headers.ConsumerListHeader(group=group)
     reply = await broker.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_ms=timeout_ms)
     # RocketMQ answers "no consumer for this group" with the general error code.
     if reply.code == ResponseCode.SYSTEM_ERROR:
         return []
     reply.raise_for_code(f"members of group {group!r}")
-    return java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list
+    # RocketMQ's broker has a member twice whose connection broke without an end and was made anew.
+    return list(dict.fromkeys(java_json.decode(reply.body, bodies.ConsumerList).consumer_id_list))
 
 
 async def group_subscriptions(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, str]:
