@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def clean(server: Server, store: Path) -> None:
         time.sleep(0.2)
 
 
-def test_a_store_with_a_tier_goes_to_the_java_broker_and_back(namesrv: ApacheNamesrv, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
+def in_tier(folder: Path) -> dict[str, Any]:
+    return {
         "brokerName": "broker-a",
         "mappedFileSizeCommitLog": 64 * 1024,
         "mappedFileSizeConsumeQueue": 100 * 20,
@@ -56,13 +57,17 @@ def test_a_store_with_a_tier_goes_to_the_java_broker_and_back(namesrv: ApacheNam
         "maxIndexNum": 400,
         "messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore",
         "tieredBackendServiceProvider": "org.apache.rocketmq.tieredstore.provider.PosixFileSegment",
-        "tieredStoreFilePath": tmp_path / "tier",
+        "tieredStoreFilePath": folder / "tier",
         "tieredStoreCommitLogMaxSize": 48 * 1024,
         "tieredStoreConsumeQueueMaxSize": 20 * 32,
         "tieredStoreIndexFileMaxHashSlotNum": 50,
         "tieredStoreIndexFileMaxIndexNum": 100,
         "tieredStoreGroupCommitTimeout": 0,
     } | PATIENT
+
+
+def test_a_store_with_a_tier_goes_to_the_java_broker_and_back(namesrv: ApacheNamesrv, tmp_path: Path) -> None:
+    settings = in_tier(tmp_path)
     ours = settings | {"fileReservedTime": "0", "cleanResourceInterval": "100"}
     store = tmp_path / "store"
     with starting(namesrv, tmp_path, ours, settings | {"tieredStoreGroupCommit": "false"}) as start:
@@ -83,3 +88,52 @@ def test_a_store_with_a_tier_goes_to_the_java_broker_and_back(namesrv: ApacheNam
         check(server, 2 * COUNT)
         assert max_offset(server.broker, "base", 0) == 2 * COUNT
         server.stop()
+
+
+def send_batch(server: Server, first: int, count: int) -> None:
+    body = b""
+    for number in range(first, first + count):
+        text = b"%4d" % number * 300
+        body += struct.pack(">5i", 22 + len(text), 0, 0, 0, len(text)) + text + struct.pack(">h", 0)
+    ext = {"a": "P", "b": "batched", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0"}
+    answer = ask(server.broker, 320, body, ext | {"i": f"UNIQ_KEY\x01{first:032X}\x02", "k": "false", "m": "true"})
+    assert answer.code == 0
+
+
+@pytest.mark.shows("second tier: batches in it are read by either broker, each message as often as RocketMQ's own tier")
+def test_batches_in_a_tier_of_ours_are_read_by_the_java_broker(namesrv: ApacheNamesrv, tmp_path: Path) -> None:
+    settings = in_tier(tmp_path) | {"mapperFileSizeBatchConsumeQueue": 10 * 46}
+    ours = settings | {"fileReservedTime": "0", "cleanResourceInterval": "100"}
+    theirs = settings | {"tieredStoreGroupCommit": "false", "tieredStorageLevel": "FORCE"}
+    store = tmp_path / "store"
+    with starting(namesrv, tmp_path, ours, theirs) as start:
+        server = start("ours", store)
+        ask(server.broker, 200, b'{"groupName":"readers"}')
+        topic = {"topic": "batched", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+        more = {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+        assert ask(server.broker, 17, ext_fields=topic | more | {"attributes": "+queue.type=BatchCQ"}).code == 0
+        for first in range(0, 120, 3):
+            send_batch(server, first, 3)
+        clean(server, store)
+        assert read(server) == list(range(0, 120, 3))
+        server.stop()
+        server = start("theirs", store)
+        assert read(server)[:120] == [number - number % 3 for number in range(120)]
+        server.stop()
+        server = start("ours", store)
+        assert read(server) == list(range(0, 120, 3))
+        server.stop()
+
+
+def read(server: Server) -> list[int]:
+    """The first queue offsets of the records that a consumer of the batches is given."""
+    found: list[int] = []
+    offset = 0
+    while offset < 120:
+        ext = {"consumerGroup": "readers", "topic": "batched", "queueId": "0", "queueOffset": str(offset)}
+        ext |= {"maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0"}
+        answer = ask(server.broker, 11, ext_fields=ext | {"subscription": "*", "subVersion": "0"})
+        assert answer.code == 0
+        found += [each.queue_offset for each in record.decode_all(answer.body)]
+        offset = int(answer.ext_fields["nextBeginOffset"])
+    return found
