@@ -513,6 +513,11 @@ class ReplicasManager:
 
     # -- signs of life --------------------------------------------------------------------------------------------
 
+    def _whole_end(self) -> int:
+        """Return up to where the log is whole: what is damaged behind that another replica may have."""
+        store = self._store
+        return min([store.end_position, *(begin for begin, end in store.log.damaged if end > store.min_position)])
+
     def _heartbeat(self) -> ReplicaHeartbeatHeader:
         s = self._settings
         return ReplicaHeartbeatHeader(
@@ -521,7 +526,7 @@ class ReplicasManager:
             address=self._address,
             broker_id=self.own_id,
             epoch=max(self._epochs.last_epoch, 0),
-            max_offset=self._store.end_position,
+            max_offset=self._whole_end(),
             confirm_offset=self._store.confirmed_position,
             timeout_ms=s.controller_timeout_ms,
             election_priority=s.election_priority,

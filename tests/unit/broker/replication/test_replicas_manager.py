@@ -39,7 +39,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.written_position = self.end_position = 0
         self.confirmed_position = self.min_position = 0
-        self.log = SimpleNamespace(is_replica=True)
+        self.log = SimpleNamespace(is_replica=True, damaged=())
         self.may_lack = False
         self.visible: int | None = None
 
@@ -390,5 +390,22 @@ def test_a_check_of_the_in_sync_set_that_fails_is_made_again(tmp_path: Path, mon
         done, _ = await asyncio.wait([task, asyncio.create_task(again.wait())], return_when=asyncio.FIRST_COMPLETED)
         assert task not in done
         task.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.shows(
+    "mended: all machines lost power: a replica whose log had a hole was elected in the place of one that had all"
+)
+def test_a_log_counts_up_to_its_first_hole(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        store = broker.store
+        store.end_position = 900
+        assert broker.manager._heartbeat().max_offset == 900
+        store.log.damaged = ((100, 200), (500, 600))
+        assert broker.manager._heartbeat().max_offset == 100
+        store.min_position = 200
+        assert broker.manager._heartbeat().max_offset == 500
 
     asyncio.run(main())
