@@ -23,7 +23,7 @@ from rocketspark.store.backup import backup, restore
 from rocketspark.store.compaction.compaction_store import segment_bytes
 from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.files.system_calls import OsFiles
-from rocketspark.store.get_message import GetStatus
+from rocketspark.store.get_message import GetStatus, SoFar
 from rocketspark.store.settings import ManualClock
 
 TOPIC = "Prices"
@@ -131,6 +131,9 @@ def test_reads_take_tags_filters_and_bounds(tmp_path: Path) -> None:
     assert (even.count, even.next_offset, even.max_offset) == (4, 11, 30)
     one = store.read(TOPIC, 0, 0, 32, 1)
     assert (one.count, one.next_offset) == (1, 1)
+    # What an earlier call of the read found counts for the bounds alone.
+    more = store.read(TOPIC, 0, 0, 32, 10_000, so_far=SoFar(messages=2, size=even.size))
+    assert (more.count, more.size) == (30, sum(map(len, more.records)))
     none = store.read(TOPIC, 0, 0, 32, 10_000, accepts=lambda stored: False)
     assert (none.status, none.next_offset) == (GetStatus.NO_MATCHED, 30)
     store.close()
