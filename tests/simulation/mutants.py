@@ -224,8 +224,8 @@ TABLE: dict[str, Planted] = {
     "what_was_deleted_is_there_again": Planted(
         "a topic holds what was sent to it since it was made",
         "broker/handlers/admin/admin_topics.py",
-        "                self._store.delete_topic(name)\n",
-        "                pass\n",
+        "            self._store.delete_topic(name)\n",
+        "            pass\n",
         seed=3,
         shape=LIVES,
     ),
