@@ -205,7 +205,7 @@ class ThreadListeners(_InAnyOrder):
 
     def _make_calls(self, run: Run, slot: Slot) -> None:
         """Make calls of a run until none is left; other threads may do the same at the same time."""
-        owner, done, failed, listener = run.owner, run.done, run.failed, self._listener
+        owner, done, failed, listener = run.owner, run.done.append, run.failed.append, self._listener
         slot.run = run
         for given in run.calls:
             if owner.dropped:
@@ -215,12 +215,13 @@ class ThreadListeners(_InAnyOrder):
             began_s = 0.0 if run.told else machine.monotonic()
             try:
                 returned = listener(given)
-                if returned is not None and returned is not False:
-                    returned = in_thread(returned, self._loop)
-                (failed if returned is False else done).append(given)
+                if returned is None:
+                    done(given)
+                else:
+                    (failed if in_thread(returned, self._loop) is False else done)(given)
             except BaseException as e:
                 log_failure(given, e)
-                failed.append(given)
+                failed(given)
             if began_s:
                 owner.counts.call((machine.monotonic() - began_s) * 1000)
             if not run.told:

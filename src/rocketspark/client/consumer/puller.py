@@ -95,11 +95,15 @@ class ProcessQueue:
         self._paused = paused
         self._wake()
 
-    def add(self, messages: Messages, *, inflated: bool = False) -> None:
+    def add(self, messages: Messages, *, inflated: bool = False, places: record.Places | None = None) -> None:
         """Take in messages that were fetched, in the order of their offsets. `inflated`: some of their bodies were
-        compressed.
+        compressed; `places`: theirs, if they are known.
         """
         pending = self._pending
+        if places is not None:
+            pending.update(zip(*places, strict=True))
+            self._bytes += sum(places[1])
+            return
         if isinstance(messages, MessageBatch):
             pending.update(zip(messages.queue_offsets.tolist(), messages.stored_bytes.tolist(), strict=True))
             self._bytes += int(messages.stored_bytes.sum())
@@ -371,8 +375,10 @@ class Puller:
             messages = record.decode_messages(pulled.records, self.queue.broker_name, inflation)
             if is_logical(self.queue):
                 make_logical(messages, self.queue, pulled.header.offset_delta)
+                inflation.places = None
             if light:
                 make_light(messages, self.queue)
+                inflation.places = None
             whole = inflation.at >= len(pulled.records)
             last = messages[-1].queue_offset + 1 if messages else self.process_queue.next_offset
             self._hand_on(messages, inflation, pulled.header.next_offset if whole else last)
@@ -383,7 +389,7 @@ class Puller:
             await self.process_queue.room()
 
     def _hand_on(self, messages: list[ReceivedMessage], inflation: record.Inflation, next_offset: int) -> None:
-        tags = self.subscription.tags
+        all_messages, tags = messages, self.subscription.tags
         if tags and not self._is_retry:
             # The broker compares hashes, which may collide.
             messages = [m for m in messages if m.tag in tags]
@@ -394,7 +400,8 @@ class Puller:
             for message in messages:
                 message.read_from = self.queue.topic
                 message.topic = message.properties.get(properties.RETRY_TOPIC, self._first_topic)
-        self.process_queue.add(messages, inflated=inflation.inflated > 0)
+        places = inflation.places if messages is all_messages else None
+        self.process_queue.add(messages, inflated=inflation.inflated > 0, places=places)
         # Only now: messages below it count as read.
         self.process_queue.next_offset = next_offset
         if not messages:

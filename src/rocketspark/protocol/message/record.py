@@ -198,6 +198,9 @@ _PLAIN = only("size", "magic", "crc", "queue_offset", "position", "sys_flag", "b
 # Flags of records that decode_messages leaves to the general way.
 _NOT_PLAIN = HOST_FLAGS | sysflags.COMPRESSED | sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
 _HEADS = head_type("size", "magic", "crc", "queue_offset", "position", "sys_flag", "body_bytes")
+_HEAD_BYTES = np.dtype((np.void, _HEADS.itemsize))
+# Of messages: their offsets in the queue, and their sizes as stored.
+Places = tuple[list[int], list[int]]
 # A reply of fewer records, as its first one's size tells, is read one by one: arrays take 40 us whatever they hold.
 MANY = 32
 # So many records next to one another, of so many bytes together at most, are kept in one piece for the fields that are
@@ -234,14 +237,15 @@ def _late_in_piece(message: ReceivedMessage, broker_name: str, piece: bytes) -> 
     _late(message, broker_name, piece[at:body_at], piece[properties_at : at + size])
 
 
-def _many(data: bytes, broker_name: str) -> list[ReceivedMessage] | None:
-    """Return the messages of plain records of one topic, 0.6 us each; None if one of them may be anything else."""
+def _many(data: bytes, broker_name: str) -> tuple[list[ReceivedMessage], Places] | None:
+    """Return the messages of plain records of one topic, 0.4 us each; None if one of them may be anything else."""
     try:
         starts = find_records(data, (0, len(data)))
     except RecordError:
         return None
     octets = np.frombuffer(data, np.uint8)
-    heads = numbers_at(octets, _HEADS)[starts]
+    # As bytes: to gather fields one by one costs six times as much.
+    heads = numbers_at(octets, _HEAD_BYTES)[starts].view(_HEADS)
     sizes, crcs = heads["size"], heads["crc"]
     ends, bodies_at = starts + sizes, starts + FIXED_BYTES_V4
     bodies_end = bodies_at + heads["body_bytes"]
@@ -273,25 +277,20 @@ def _many(data: bytes, broker_name: str) -> list[ReceivedMessage] | None:
     cuts = [*starts[::together].tolist(), len(data)]
     pieces = [(_late_in_piece, broker_name, data[cuts[i] : cuts[i + 1]]) for i in range(len(cuts) - 1)]
     places = (starts - np.repeat(starts[::together], together)[: len(starts)]).tolist()
-    messages: list[ReceivedMessage] = []
-    append, new, kind, topic = (
-        messages.append,
-        ReceivedMessage.__new__,
-        ReceivedMessage,
-        first[1:].decode("utf-8", "replace"),
-    )
+    messages = list(map(ReceivedMessage.__new__, repeat(ReceivedMessage, len(bodies))))
+    topic = first[1:].decode("utf-8", "replace")
     late = chain.from_iterable(repeat(piece, together) for piece in pieces)
-    offsets = heads["queue_offset"].tolist()
-    for body, queue_offset, size, place, piece in zip(bodies, offsets, sizes.tolist(), places, late):  # noqa: B905
-        message = new(kind)
+    offsets, stored_bytes = heads["queue_offset"].tolist(), sizes.tolist()
+    for message, body, queue_offset, size, place, piece in zip(  # noqa: B905
+        messages, bodies, offsets, stored_bytes, places, late
+    ):
         message.topic = topic
         message.body = body
         message.queue_offset = queue_offset
         message.stored_bytes = size
         message._late = piece
         message._at = place
-        append(message)
-    return messages
+    return messages, (offsets, stored_bytes)
 
 
 class Inflation:
@@ -301,11 +300,11 @@ class Inflation:
     A piece begins at byte `at`, and sets it to where it ended: at the end of the reply, or before a record once the
     bodies had inflated to `bytes_max` or more. `inflated`: the bytes that the bodies of compressed records inflated to.
     A message whose body does not inflate, or with `check_crc` false does not match its CRC, keeps its body as stored,
-    has a `body_error`, and is in `spoiled`. With `to_end` there is one piece, and compressed bodies beyond `bytes_max`
-    count as spoiled too.
+    has a `body_error`, and is in `spoiled`. `places`: of all messages, if they are known at once. With `to_end` there
+    is one piece, and compressed bodies beyond `bytes_max` count as spoiled too.
     """
 
-    __slots__ = ("at", "bytes_max", "check_crc", "inflated", "spoiled", "to_end")
+    __slots__ = ("at", "bytes_max", "check_crc", "inflated", "places", "spoiled", "to_end")
 
     def __init__(self, bytes_max: int, *, check_crc: bool = True, to_end: bool = False) -> None:
         self.at = 0
@@ -314,6 +313,7 @@ class Inflation:
         self.to_end = to_end
         self.inflated = 0
         self.spoiled: list[ReceivedMessage] = []
+        self.places: Places | None = None
 
     @property
     def is_over(self) -> bool:
@@ -367,9 +367,10 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     if not at and total >= MANY * RECORD_BYTES_MIN and total >= MANY * _SIZE(data)[0]:
         many = None if _SYS_FLAG(data)[0] & not_plain else _many(data, broker_name)
         if many is not None:
+            messages, places = many
             if inflation is not None:
-                inflation.at = total
-            return many
+                inflation.at, inflation.places = total, places
+            return messages
     while at < total:
         if at < last:
             size, magic, crc, queue_offset, position, sys_flag, body_length = unpack(data, at)

@@ -131,6 +131,8 @@ def test_equal_on_many_plain_records(records: list[bytes]) -> None:
     inflation = record.Inflation(1 << 20)
     found = record.decode_messages(data, "b", inflation)
     assert inflation.at == len(data)
+    if inflation.places is not None:
+        assert inflation.places == ([m.queue_offset for m in found], [m.stored_bytes for m in found])
     assert [pickle.loads(pickle.dumps(message)) for message in found] == found == general(data, "b")
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
+import pytest
 from tests.unit.client.fake import in_loop
 
-from rocketspark.client.consumer.puller import ProcessQueue
+from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.puller import ProcessQueue, Puller, PullerCalls, PullSettings
+from rocketspark.client.message_batch import Messages
 from rocketspark.client.producer.send_path import KeyGate
-from rocketspark.model import ReceivedMessage
+from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.model.subscription import subscribe
 from rocketspark.protocol.message import record
 
 
@@ -37,6 +42,35 @@ def test_the_lowest_unfinished_offset_is_committed() -> None:
     assert process_queue.lowest == 8
     process_queue.finish([batch[2]])
     assert (process_queue.lowest, len(process_queue), process_queue.bytes) == (10, 0, 0)
+
+
+@pytest.mark.parametrize("expression", ["*", "a"])
+@pytest.mark.parametrize("begin", [0, 5])
+def test_what_is_held_is_what_was_handed_on(expression: str, begin: int) -> None:
+    """Of many plain records the places are known at once: but not those of messages that are passed over."""
+    tags = (b"TAGS\x01a\x02", b"TAGS\x01b\x02")
+    data = b"".join(
+        record.encode(topic=b"t", queue_id=0, queue_offset=n, position=n, body=b"x" * n, properties=tags[n % 2])
+        for n in range(3 * record.MANY)
+    )
+    given: list[ReceivedMessage] = []
+
+    def deliver(puller: Puller, messages: Messages) -> None:
+        given.extend(messages)
+
+    calls = PullerCalls(deliver, moved=lambda puller, offset, forget: None)
+    how = PullSettings(backlog_count_max=1000)
+    puller = Puller(cast(Instance, None), "g", MessageQueue("t", "b", 0), subscribe("t", expression), begin, how, calls)
+    inflation = record.Inflation(1 << 20)
+    puller._hand_on(record.decode_messages(data, "b", inflation), inflation, 3 * record.MANY)
+    assert inflation.places is not None
+    held = puller.process_queue
+    wanted = [n for n in range(begin, 3 * record.MANY) if expression == "*" or n % 2 == 0]
+    assert [m.queue_offset for m in given] == wanted
+    assert (len(held), held.bytes) == (len(wanted), sum(m.stored_bytes for m in given))
+    assert held.lowest == wanted[0]
+    held.finish(given)
+    assert (len(held), held.bytes, held.lowest) == (0, 0, 3 * record.MANY)
 
 
 def test_finishing_twice_counts_once() -> None:
