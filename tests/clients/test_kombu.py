@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
@@ -18,7 +19,9 @@ from tests.support.patience import LIMIT_S
 import rocketspark
 import rocketspark.kombu
 from rocketspark.admin.operations import Admin
+from rocketspark.errors import NotSent
 from rocketspark.kombu.names import group_of, quote
+from rocketspark.kombu.reader import Reader
 
 pytestmark = pytest.mark.shows("kombu on `rocketmq://`: prefetch, requeue, rejects, priorities, TTL, exchanges, purge")
 
@@ -269,6 +272,38 @@ def test_a_purge_takes_what_was_fetched_for_the_own_consumer(connection: Connect
     first.requeue()
     assert simple.get(timeout=LIMIT_S).payload == "first"
     simple.close()
+
+
+def replies_to_a_client() -> Queue:
+    name = str(uuid4())
+    return Queue(name, Exchange(""), name, durable=False, auto_delete=True)
+
+
+def test_replies_outlive_the_connection_that_declared_their_queue(cluster: Cluster) -> None:
+    """kombu closes a connection whose send failed, and opens another one: its client asks for results later."""
+    replies = replies_to_a_client()
+    with connect(cluster) as lost:
+        publish(lost, replies, "one", "two")
+    with connect(cluster) as opened:
+        publish(opened, replies, "three")
+        taken = Taken(opened, replies)
+        assert sorted(taken.wait(3)) == ["one", "three", "two"]
+        assert taken.gets_no_more()
+
+
+def test_a_queue_of_replies_that_could_not_be_read_is_tried_again(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*arguments: Any) -> None:
+        raise NotSent("no broker answers", address="nowhere")
+
+    replies = replies_to_a_client()
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "bind", fail)
+        with pytest.raises(NotSent):
+            replies(connection.channel()).declare()
+    publish(connection, replies, "one")
+    assert Taken(connection, replies).wait(1) == ["one"]
 
 
 def test_exchanges(cluster: Cluster, connection: Connection, name: str) -> None:

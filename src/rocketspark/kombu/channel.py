@@ -111,7 +111,13 @@ class Channel(virtual.Channel):
 
     def _bind_reader(self, queue: str, topic: str, key: str | None = None, pattern: str | None = None) -> None:
         self.cluster.ensure_topic(topic, 1)
-        self.cluster.run(self.cluster.reader(queue).bind(topic, key, pattern))
+        is_new = queue not in self.cluster.readers
+        try:
+            self.cluster.run(self.cluster.reader(queue).bind(topic, key, pattern))
+        except BaseException:
+            if is_new:  # It reads nothing: the next to ask for it binds it.
+                self.cluster.end_reader(queue)
+            raise
 
     def _source(self, queue: str) -> Source:
         """Return what receives a queue, whose topics are created if they are not there."""

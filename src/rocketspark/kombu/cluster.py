@@ -17,13 +17,14 @@ from rocketspark.admin.operations import Admin
 from rocketspark.client.connection.loop_thread import LoopThread
 from rocketspark.client.sync import LoopNotice, Producer
 from rocketspark.errors import NotSent, RocketSparkError, RouteNotFound, SendFailed
-from rocketspark.kombu.names import PUBLISHERS, group_of
+from rocketspark.kombu.names import PUBLISHERS, group_of, is_reply_queue
 from rocketspark.kombu.options import Settings
 from rocketspark.kombu.reader import Reader
-from rocketspark.model import namespace
+from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import ResponseCode
 
 T = TypeVar("T")
+LEFT_MAX = 1000
 
 
 class Cluster:
@@ -31,6 +32,9 @@ class Cluster:
 
     _open: ClassVar[dict[bytes, Cluster]] = {}
     _guard: ClassVar[threading.Lock] = threading.Lock()
+    # Where queues of replies go on: kombu closes all and opens it anew after a send that failed, and results that came
+    # before are asked for later.
+    _left: ClassVar[dict[tuple[str, str], dict[MessageQueue, int]]] = {}
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -80,7 +84,11 @@ class Cluster:
 
     def _close(self) -> None:
         for queue in list(self.readers):
-            self.end_reader(queue)
+            left = self.end_reader(queue)
+            if left and is_reply_queue(queue):
+                self._left[self.settings.namesrv, queue] = left
+        while len(self._left) > LEFT_MAX:
+            del self._left[next(iter(self._left))]
         for close in (self.producer.close, self.admin.close):
             with contextlib.suppress(RocketSparkError):
                 close()
@@ -158,15 +166,17 @@ class Cluster:
     def reader(self, queue: str) -> Reader:
         """Return the reader of a queue that gets what is broadcast, begun if there is none."""
         if queue not in self.readers:
-            self.readers[queue] = Reader(self.settings, queue, self.soon)
+            left = self._left.pop((self.settings.namesrv, queue), {})
+            self.readers[queue] = Reader(self.settings, queue, self.soon, left)
         return self.readers[queue]
 
-    def end_reader(self, queue: str) -> None:
-        """End a queue that gets what is broadcast, with all that it has not delivered."""
+    def end_reader(self, queue: str) -> dict[MessageQueue, int]:
+        """End a queue that gets what is broadcast, with all that it has not delivered. Returns where that begins."""
         reader = self.readers.pop(queue, None)
         if reader is not None:
             with contextlib.suppress(RocketSparkError):
-                self.run(reader.close())
+                return self.run(reader.close())
+        return {}
 
 
 def _forked() -> None:

@@ -7,6 +7,7 @@ later, are read once they are there. All but `attach`, `detach`, `take` run on t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections import deque
@@ -56,9 +57,10 @@ class Read:
 class Binding:
     """The keys by which a queue is bound to one exchange's topic, and the consumer that reads it."""
 
-    def __init__(self, topic: str, settings: Settings) -> None:
+    def __init__(self, topic: str, settings: Settings, left: dict[MessageQueue, int]) -> None:
         more: dict[str, Any] = {"namespace": settings.namespace, **settings.access}
         self.topic = topic
+        self._left = left
         # What joins later is read from now on too.
         self.consumer = AsyncPullConsumer(
             settings.namesrv,
@@ -85,27 +87,31 @@ class Binding:
         return bound or key in self.keys or any(re.match(pattern, key) for pattern in self.patterns)
 
     async def begin(self) -> None:
-        """Read from the ends of the topic's queues on. Raises RouteNotFound, NotSent."""
+        """Read from the ends of the topic's queues on, or from where it was left. Raises RouteNotFound, NotSent."""
         await self.consumer.start()
         queues = await self.consumer.queues(self.topic)
         for queue, end in zip(queues, await asyncio.gather(*map(self._end, queues)), strict=True):
-            if end is not None and await self.add(queue):
-                await self.consumer.seek(queue, end)
+            if end is not None:
+                await self.add(queue, end)
 
     async def missing(self) -> list[MessageQueue]:
         """Return queues that are not read, and can be: they were not there, or did not answer. Raises NotSent."""
         left = [queue for queue in await self.consumer.queues(self.topic) if queue not in self.queues]
         return [queue for queue in left if await self._end(queue) is not None]
 
-    async def add(self, queue: MessageQueue) -> bool:
-        """Read one more queue, from the time on when this was made. Returns False if its broker does not answer."""
+    async def add(self, queue: MessageQueue, end: int | None = None) -> None:
+        """Read one more queue, unless its broker does not answer: from where it was left, from `end` on, or from the
+        time on when this was made.
+        """
         try:
             await self.consumer.assign([*self.queues, queue], self.expression)
         except RocketSparkError as e:
             trouble_log.warning("what is broadcast is not read from %s, tried again: %s", queue, e)
-            return False
+            return
         self.queues.append(queue)
-        return True
+        at = self._left.pop(queue, end)
+        if at is not None:
+            await self.consumer.seek(queue, at if end is None else min(at, end))
 
     async def _end(self, queue: MessageQueue) -> int | None:
         try:
@@ -116,10 +122,19 @@ class Binding:
 
 
 class Reader:
-    """The messages of one queue, for the channel that consumes it, or until one does."""
+    """The messages of one queue, for the channel that consumes it, or until one does. `left`: where an earlier reader
+    of this queue ended, as `close` told.
+    """
 
-    def __init__(self, settings: Settings, queue: str, soon: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queue: str,
+        soon: Callable[[Callable[[], object]], None],
+        left: dict[MessageQueue, int],
+    ) -> None:
         self.queue = queue
+        self._left = left
         self.waiting: deque[Read] = deque()
         self._settings = settings
         self._soon = soon
@@ -133,7 +148,7 @@ class Reader:
         RouteNotFound, TransportError.
         """
         async with self._one_bind:
-            binding = self._bindings.get(topic) or Binding(topic, self._settings)
+            binding = self._bindings.get(topic) or Binding(topic, self._settings, self._left)
             if topic in self._bindings and (key in binding.keys or pattern in binding.patterns or not (key or pattern)):
                 return
             binding.keys |= {key} if key else set()
@@ -199,8 +214,18 @@ class Reader:
         except IndexError:
             return None
 
-    async def close(self) -> None:
-        """Read no more."""
-        for task in list(self._tasks):
+    async def close(self) -> dict[MessageQueue, int]:
+        """Read no more. Returns the first offset of each queue that was delivered to nobody."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(b.consumer.close() for b in self._bindings.values()), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        bindings = self._bindings.values()
+        left: dict[MessageQueue, int] = {}
+        with contextlib.suppress(RocketSparkError):
+            for each in bindings:
+                left |= {queue: await each.consumer.position(queue) for queue in each.queues}
+        for message in (read.message for read in self.waiting):
+            left[message.queue] = min(left.get(message.queue, message.queue_offset), message.queue_offset)
+        await asyncio.gather(*(each.consumer.close() for each in bindings), return_exceptions=True)
+        return left
