@@ -310,3 +310,24 @@ def test_who_names_a_message_by_its_place_is_known_by_his_own_address(
         assert await sent_back("127.0.0.1", places[0]) == ResponseCode.NO_PERMISSION
 
     asyncio.run(run())
+
+
+def test_a_rule_about_the_cluster_by_its_name_counts_here_too(locked_proxy: RunningProxy, locked: Cluster) -> None:
+    with Admin(locked.namesrv, **locked.client_options) as operations:
+        operations.create_user("almost", "almost-secret")
+        operations.create_acl("almost", ["*"], ["All"])
+        operations.create_acl("almost", ["Cluster:DefaultCluster"], ["All"], decision="Deny")
+    assert locked_proxy.server.access is not None
+    locked_proxy.run(locked_proxy.server.access.tables._fetch)
+
+    async def pulled(topic: str) -> int:
+        client = await dial(locked_proxy.address, hooks=signer("almost", "almost-secret"))
+        ext = {"consumerGroup": "g", "topic": topic, "queueId": "0", "queueOffset": "0", "maxMsgNums": "1"}
+        ext |= {"sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "1"}
+        found = await client.request(RequestCode.PULL_MESSAGE, ext | {"subscription": "*", "bname": "broker-a"})
+        client.close()
+        return found.code
+
+    # Where delayed messages of all topics wait.
+    assert asyncio.run(pulled("SCHEDULE_TOPIC_XXXX")) == ResponseCode.NO_PERMISSION
+    assert asyncio.run(pulled("orders")) != ResponseCode.NO_PERMISSION

@@ -80,7 +80,8 @@ class AccessControl:
 
     `complete`: requests that RocketMQ does not check are checked too. `whitelists`: the codes that pass authentication,
     and authorization, unchecked. `decided`: called with each refusal, and with each request of the codes `told` that
-    passes. `authenticated`, `authorized`: how many requests were let through.
+    passes. `authenticated`, `authorized`: how many requests were let through; `cluster_name`: by which rules name the
+    cluster.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class AccessControl:
     ) -> None:
         self._authentication = authentication
         self._authorization = authorization
-        self._cluster_name = cluster_name
+        self.cluster_name = cluster_name
         self._complete = complete
         self._unauthenticated, self._unauthorized = whitelists
         self._decided = decided
@@ -172,7 +173,7 @@ class AccessControl:
 
     def _named(self, context: Context) -> Context:
         """Return what a request needs, with the name of this cluster where it is the cluster."""
-        return context._replace(name=self._cluster_name) if context.kind == CLUSTER else context
+        return context._replace(name=self.cluster_name) if context.kind == CLUSTER else context
 
     def standing(self, request: ReceivedRequest) -> Standing | None:
         """Return what requests like this one have to show to be let through, if it was let through itself.

@@ -281,6 +281,11 @@ class Brokers:
     async def _cluster_info(self) -> ClusterInfo:
         return await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
 
+    async def cluster_name(self) -> str:
+        """Return the cluster's name; "" if the NameServer knows none, or several."""
+        names = list((await self._cluster_info()).cluster_addr_table)
+        return names[0] if len(names) == 1 else ""
+
     async def masters(self) -> list[str]:
         """Return "host:port" of the masters of all brokers of the cluster."""
         return list((await self.masters_by_name()).values())

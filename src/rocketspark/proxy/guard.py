@@ -19,7 +19,7 @@ from rocketspark.access import wire_forms
 from rocketspark.access.access_control import AccessControl as RemotingAccess
 from rocketspark.access.audit import Check, Decided, Decision, nobody_told
 from rocketspark.access.authentication import Authentication
-from rocketspark.access.authorization import FAILED, Authorization
+from rocketspark.access.authorization import FAILED, Authorization, Verdict
 from rocketspark.access.policies import CLUSTER, GROUP, PUB, SUB, TOPIC, UPDATE, Acl, bare_group, is_retry_topic
 from rocketspark.access.request_contexts import THIS_CLUSTER, Context, of_others, topic_context
 from rocketspark.access.tables import User, subject_of
@@ -194,8 +194,8 @@ WAIT_S = 0.5
 class FetchedTables:
     """The users and access rules of the cluster, fetched from its brokers. `users`, `acls`: by user name.
 
-    `changed`: called after each change; `refresh_s`: how often they are fetched; `life_s`: for how long they count
-    without a broker's confirmation (userCacheExpiredSecond).
+    `changed`: called after each change; `named`: called with the cluster's name, which rules may name; `refresh_s`: how
+    often they are fetched; `life_s`: for how long they count without a broker's confirmation (userCacheExpiredSecond).
     """
 
     def __init__(self, brokers: Brokers, refresh_s: float, life_s: float = 300.0) -> None:
@@ -203,6 +203,7 @@ class FetchedTables:
         self.users: dict[str, User] = {}
         self.acls: dict[str, Acl] = {}
         self.changed: Callable[[], None] = lambda: None
+        self.named: Callable[[str], None] = lambda name: None
         # When the tables were confirmed, and when that was tried last.
         self._fetched_s = self._tried_s = -float("inf")
         self._answered = ""
@@ -241,6 +242,8 @@ class FetchedTables:
                 except RocketSparkError as e:
                     why = e
                     continue
+                if name := await self._brokers.cluster_name():
+                    self.named(name)
                 self._answered, self._fetched_s = address, machine.monotonic()
                 self._take(users, acls)
                 return
@@ -290,6 +293,9 @@ class AccessControl:
         self.tables = FetchedTables(brokers, settings.access_refresh_ms / 1000)
         self._authorization = Authorization(self.tables, self.tables, kept_max=KEPT_MAX)
         self.tables.changed = self._authorization.forget
+        self.tables.named = self._named_so
+        self._cluster_name = THIS_CLUSTER
+        self._remoting: RemotingAccess | None = None
         self.refused = 0
         clients.may_be_sent = self.may_be_sent
 
@@ -310,17 +316,29 @@ class AccessControl:
             needed += of_others(needed[0])
         if action == SUB:
             needed.append(_group(client.group))
-        return all(self._authorization.verdict(client.user or None, one, host).remark is None for one in needed)
+        return all(self._verdict(client.user or None, one, host).remark is None for one in needed)
 
     def of_remoting(self) -> RemotingAccess:
         """Return the same checks for requests of the remoting protocol."""
         authentication = Authentication(self.tables, remember_s=0, now_s=machine.monotonic)
-        return RemotingAccess(
+        self._remoting = RemotingAccess(
             authentication if self._authenticates else None,
             self._authorization if self._authorizes else None,
-            cluster_name="",
+            cluster_name=self._cluster_name,
             decided=self._decided,
         )
+        return self._remoting
+
+    def _named_so(self, name: str) -> None:
+        self._cluster_name = name
+        if self._remoting is not None:
+            self._remoting.cluster_name = name
+
+    def _verdict(self, username: str | None, context: Context, host: str) -> Verdict:
+        """Decide by the rules, which may call the cluster by its name."""
+        if context.kind == CLUSTER:
+            context = context._replace(name=self._cluster_name)
+        return self._authorization.verdict(username, context, host)
 
     def _decided(self, decision: Decision) -> None:
         if not decision.allowed:
@@ -367,7 +385,7 @@ class AccessControl:
         if username is None:
             raise self._refusal(call, username, FAILED, contexts, "unsigned")
         for context in contexts:
-            verdict = self._authorization.verdict(username, context, call.remote_host)
+            verdict = self._verdict(username, context, call.remote_host)
             if verdict.remark is not None:
                 raise self._refusal(call, username, verdict.remark, [context], verdict.rule)
 
@@ -387,7 +405,7 @@ class AccessControl:
             topic = ""
         needed = topic_context(topic, SUB)
         for context in (needed, *of_others(needed)):
-            verdict = self._authorization.verdict(username, context, call.remote_host)
+            verdict = self._verdict(username, context, call.remote_host)
             if not topic or verdict.remark is not None:
                 remark = verdict.remark or "no message is at that place"
                 raise self._refusal(call, username, remark, [context], verdict.rule)

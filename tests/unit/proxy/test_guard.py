@@ -364,7 +364,7 @@ def test_a_made_up_handle_takes_no_delayed_message_of_a_topic_that_is_denied(
     client = as_user(locked_proxy, "most")
     status = status_of(client, "ForwardMessageToDeadLetterQueue", request)
     client.close()
-    text = "User:most has no permission to access Cluster: from 127.0.0.1, no matched policies."
+    text = "User:most has no permission to access Cluster:DefaultCluster from 127.0.0.1, no matched policies."
     assert (status.code, status.message) == (Code.UNAUTHORIZED, text)
     may = locked_proxy.server.clients.may_be_sent
     client_of: Any = SimpleNamespace(user="most", address="127.0.0.1:9", group="billing")
@@ -465,6 +465,9 @@ class SilentBrokers:
 
     async def masters(self) -> list[str]:
         return ["first", "second"]
+
+    async def cluster_name(self) -> str:
+        return "DefaultCluster"
 
     async def peer_at(self, address: str) -> Any:
         self.asked.append(address)
