@@ -50,8 +50,11 @@ apt_install() {
   fi
   say "$why Installing $*"
   # A new machine often installs updates by itself: five minutes are waited for that to end.
-  local apt="apt-get -o DPkg::Lock::Timeout=300"
-  { DEBIAN_FRONTEND=noninteractive $apt update && DEBIAN_FRONTEND=noninteractive $apt install -y "$@"; } >&2 || return 1
+  mkdir -p .setup && echo 'DPkg::Lock::Timeout "300";' > .setup/apt.conf
+  (
+    export DEBIAN_FRONTEND=noninteractive APT_CONFIG=$PWD/.setup/apt.conf
+    apt-get update && apt-get install -y "$@"
+  ) >&2 || return 1
   hash -r
 }
 

@@ -76,7 +76,7 @@ def test_batches_of_ordered_pops_stay_over_the_deletion_of_others(tmp_path: Path
 
 def test_counters_stay_over_the_deletion_of_others() -> None:
     stored = [(topic, 1, 1) for topic in TOPICS]
-    stats = Stats("Cluster", lambda: [stored.pop()] if stored else [], 0)
+    stats = Stats("Cluster", lambda: [stored.pop()] if stored else [], 0, light_apart=True)
     for topic, group in PAIRS:
         stats.pulled(group, topic, 0, 1, 1, 0)
         stats.sent_back(group, topic, dead=True)
