@@ -42,6 +42,8 @@ class TierOwner:
         self._files = files
         self._id = ""
         self._sign = 0
+        # When the file was looked at, and when it was written: it is looked at more often.
+        self._looked_s: float | None = None
         self._signed_s: float | None = None
         # What another owner wrote last, and when that was seen first.
         self._other: tuple[str, int] | None = None
@@ -55,7 +57,7 @@ class TierOwner:
         It costs something only every few seconds.
         """
         now = machine.monotonic()
-        if self._signed_s is not None and now - self._signed_s < SIGN_S / 4:
+        if self._looked_s is not None and now - self._looked_s < SIGN_S / 4:
             return
         table = self._marked()
         found = self._segments.whole(self._key)
@@ -72,10 +74,11 @@ class TierOwner:
         if name != self._name or self._signed_s is None or now - self._signed_s >= SIGN_S:
             self._sign = max(self._sign, sign) + 1
             self._write(self._name)
+            self._signed_s = now
         if table.get("place") != self._place:
             text = config_files.sealed({"id": self._id, "place": self._place})
             config_files.write(self._mark, text, self._files)
-        self._signed_s = now
+        self._looked_s = now
 
     def look(self) -> None:
         """Raise StoreUnwritable if no broker has written the tier: it may not be mounted."""
@@ -101,7 +104,7 @@ class TierOwner:
             self.other_lives = self._other is not None and self._other[0] == name
             self._other, self._other_since_s = (name, sign), now
         if now - self._other_since_s < LEASE_S:
-            self._signed_s = None
+            self._looked_s = self._signed_s = None
             raise TierTaken(
                 f"{self._key} says that the store {shown(where)} writes there: two brokers of one cluster and name need"
                 f" tiers of their own; once that one has stopped, this one takes over within {LEASE_S:.0f} seconds",
@@ -115,7 +118,7 @@ class TierOwner:
     def release(self) -> None:
         """Let others take the tier at once. Raises StoreFull, StoreUnwritable."""
         if self._signed_s is not None:
-            self._signed_s = None
+            self._looked_s = self._signed_s = None
             self._sign += 1
             self._write("")
 

@@ -55,6 +55,21 @@ def test_one_store_writes(tmp_path: Path, clock: list[float]) -> None:
         second.hold()
 
 
+@pytest.mark.parametrize("every_s", [0.05, SIGN_S / 4, SIGN_S / 3, SIGN_S - 1])
+def test_a_store_that_looks_more_often_than_it_signs_keeps_the_tier(
+    tmp_path: Path, clock: list[float], every_s: float
+) -> None:
+    first, second = owner(tmp_path, "one"), owner(tmp_path, "two")
+    first.hold()
+    end = clock[0] + 3 * LEASE_S
+    while clock[0] < end:
+        clock[0] += every_s
+        first.hold()
+        with pytest.raises(TierTaken):
+            second.hold()
+    assert second.other_lives
+
+
 def test_a_tier_that_is_not_there_is_not_made_anew(tmp_path: Path, clock: list[float]) -> None:
     one = owner(tmp_path, "one")
     with pytest.raises(StoreUnwritable, match="no master has written there, or the tier is not mounted"):
