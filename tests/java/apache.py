@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -22,8 +21,6 @@ from tests.support.raw_frames import read_frame, write_frame
 
 SERVER_JARS = JARS / "server-5.5.0"
 BOOT_TIMEOUT_S = 200.0
-# A test process that is killed stops nothing: on Linux its servers end with it.
-ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 
 
 class Answer(NamedTuple):
@@ -101,13 +98,7 @@ class _JavaServer:
         self._config = self._config | (config or {})
         options = self._write_config()
         quick = set(SHORT_LIVED.split()) <= set(self.jvm_flags)
-        command = [
-            *ENDS_WITH_PARENT,
-            java_tool("java"),
-            *(mapped_classes(self._jars) if quick else ()),
-            *self.jvm_flags,
-            *self._flags,
-        ]
+        command = [java_tool("java"), *(mapped_classes(self._jars) if quick else ()), *self.jvm_flags, *self._flags]
         command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}"]
         command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
         command += ["-cp", str(self._jars / "*"), self._main, *options]
