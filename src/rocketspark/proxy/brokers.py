@@ -156,6 +156,8 @@ class Brokers:
         # Masters asked for by name, and brokers whose master did not answer when last asked.
         self._found: dict[str, str] = {}
         self._lost: set[str] = set()
+        # As a NameServer told it last with the brokers; "" if it knows none, or several.
+        self.cluster_name = ""
         life_s = settings.route_refresh_ms / 1000
         self._routes = _Cache(self._fetch_route, life_s)
         self._topic_types = _Cache(self._fetch_topic_type, life_s)
@@ -279,12 +281,10 @@ class Brokers:
         return None
 
     async def _cluster_info(self) -> ClusterInfo:
-        return await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
-
-    async def cluster_name(self) -> str:
-        """Return the cluster's name; "" if the NameServer knows none, or several."""
-        names = list((await self._cluster_info()).cluster_addr_table)
-        return names[0] if len(names) == 1 else ""
+        info = await self.routes.ask(lambda namesrv: admin_api.cluster_info(namesrv, timeout_ms=self._timeout_ms))
+        names = list(info.cluster_addr_table)
+        self.cluster_name = names[0] if len(names) == 1 else ""
+        return info
 
     async def masters(self) -> list[str]:
         """Return "host:port" of the masters of all brokers of the cluster."""

@@ -242,8 +242,8 @@ class FetchedTables:
                 except RocketSparkError as e:
                     why = e
                     continue
-                if name := await self._brokers.cluster_name():
-                    self.named(name)
+                if self._brokers.cluster_name:
+                    self.named(self._brokers.cluster_name)
                 self._answered, self._fetched_s = address, machine.monotonic()
                 self._take(users, acls)
                 return

@@ -87,8 +87,14 @@ def is_of_other_store(queue: MessageQueue, now: OffsetBounds, made: Made, place:
     """Tell whether a queue's broker has another store than the one that `made` was noted of, or a copy that lacks
     something before the offset `place`. One that was a slave, and such as tell no number, count as having the same one.
     """
-    noted = made.get((EACH_TOPIC, queue.broker_name), now.store_number)
-    return now.store_number not in (0, noted) and place > dict(now.shared).get(noted, -1)
+    return lacks(made.get((EACH_TOPIC, queue.broker_name)), now.store_number, now.shared, place)
+
+
+def lacks(noted: int | None, number: int, shared: Iterable[tuple[int, int]], place: int) -> bool:
+    """Tell whether a store is another one than that of the number `noted`, and no copy that has all of a queue before
+    the offset `place`. `number`, `shared`: of the store, as in OffsetBounds; without numbers none is told apart.
+    """
+    return bool(number) and noted not in (None, number) and place > dict(shared).get(noted, -1)
 
 
 class ClusterQueries:

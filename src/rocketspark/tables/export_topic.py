@@ -24,6 +24,7 @@ from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
+from rocketspark.tables.cluster_queries import lacks
 from rocketspark.tables.columns import columns_of
 from rocketspark.tables.offset_ranges import OffsetRange, to_json
 from rocketspark.tables.option_values import COMMITTED, AtTime
@@ -237,10 +238,10 @@ class _Export:
         """Tell whether the broker of a partition has another store than when the export began, or a copy that lacks
         some of the partition.
         """
-        if not isinstance(partition, QueuePartition) or not partition.store_number:
+        if not isinstance(partition, QueuePartition):
             return False
-        noted = self._note.stores.get(partition.broker_name, partition.store_number)
-        return noted != partition.store_number and partition.end > dict(partition.shared).get(noted, -1)
+        noted = self._note.stores.get(partition.broker_name)
+        return lacks(noted, partition.store_number, partition.shared, partition.end)
 
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)

@@ -459,15 +459,14 @@ def test_without_rules_whoever_is_known_is_sent_and_nobody_who_is_not() -> None:
 class SilentBrokers:
     """Two masters; the first one answers no more once it `is_silent`, and cannot be reached once it `is_refusing`."""
 
+    cluster_name = "DefaultCluster"
+
     def __init__(self) -> None:
         self.is_silent = self.is_refusing = False
         self.asked: list[str] = []
 
     async def masters(self) -> list[str]:
         return ["first", "second"]
-
-    async def cluster_name(self) -> str:
-        return "DefaultCluster"
 
     async def peer_at(self, address: str) -> Any:
         self.asked.append(address)

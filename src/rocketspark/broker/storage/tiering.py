@@ -109,8 +109,13 @@ class Tiering(TierReads):
             except TimeoutError:
                 pass
 
+    @property
+    def _own(self) -> Tier | None:
+        """The tier, if it is this broker's to write in."""
+        return None if self.tier is None or self.tier.is_read_only else self.tier
+
     def _may_be_lost(self) -> bool:
-        is_unknown = (self.tier is None or self.tier.is_read_only) and (self._is_held or not self._failures)
+        is_unknown = self._own is None and (self._is_held or not self._failures)
         return is_unknown and machine.monotonic() < self._may_be_lost_until_s and self._is_master()
 
     async def stop(self) -> None:
@@ -122,7 +127,7 @@ class Tiering(TierReads):
             await asyncio.gather(self._task, return_exceptions=True)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + STOP_S
-        if self.tier is not None and not self.tier.is_read_only:
+        if self._own is not None:
             released = self._writer.run(self._owner.release)
             await asyncio.wait([released], timeout=STOP_S)
             if released.done() and (error := released.exception()) is not None:
@@ -178,9 +183,8 @@ class Tiering(TierReads):
         if self._may_be_lost():
             text = "the store is empty, and it is not known yet where its queues end in the second tier: ask again"
             raise StoreUnwritable(text, retriable=True)
-        tiered = None
-        if self.tier is not None and not self.tier.is_read_only:
-            tiered = self.tier.find(topic, queue_id)
+        own = self._own
+        tiered = own.find(topic, queue_id) if own is not None else None
         return tiered.next if tiered is not None else 0
 
     def _begin_lost(self, tier: Tier) -> None:
@@ -212,7 +216,7 @@ class Tiering(TierReads):
         if not self._is_master():
             await self._follow()
             return
-        tier = self.tier
+        tier = self._own
         try:
             await self._writer.run(self._owner.hold)
         except TierTaken:
@@ -221,7 +225,7 @@ class Tiering(TierReads):
             await self._follow()
             raise
         self._is_held = False
-        if tier is None or tier.is_read_only:
+        if tier is None:
             tier = await self._opened(self._make)
         changed = await self._drop_deleted(tier)
         self._begin_lost(tier)
@@ -255,7 +259,7 @@ class Tiering(TierReads):
     async def _follow(self) -> None:
         """Look for what another broker has written, where the last look was too long ago."""
         loop = asyncio.get_running_loop()
-        before = self.tier if self.tier is not None and self.tier.is_read_only else None
+        before = self.tier if self._own is None else None
         least_s = (FOLLOW_MS_MIN if self._wants_more else FOLLOW_MS) / 1000
         if before is not None and loop.time() - self._followed_s < least_s:
             return

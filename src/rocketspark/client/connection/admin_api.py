@@ -5,6 +5,9 @@ Rule: as in client_api.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import msgspec
 
 from rocketspark.client.connection import broker_api, group_api
@@ -27,6 +30,8 @@ from rocketspark.protocol.json.operator_bodies import AclInfo, DirectConsumption
 from rocketspark.protocol.json.static_topics import TopicConfigAndMapping
 from rocketspark.protocol.timers import TimerCount
 from rocketspark.transport.peer import Peer
+
+T = TypeVar("T")
 
 
 async def cluster_info(namesrv: Peer, *, timeout_ms: float = TIMEOUT_MS) -> bodies.ClusterInfo:
@@ -126,12 +131,8 @@ async def topic_config(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_
 
 async def topic_settings(broker: Peer, topic: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.TopicConfig | None:
     """As `topic_config`, also from brokers before 5.0, which tell the settings of all topics alone."""
-    try:
-        return await topic_config(broker, topic, timeout_ms=timeout_ms)
-    except ServerError as e:
-        if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise
-    return (await broker_api.topics(broker, timeout_ms=timeout_ms)).get(topic)
+    one = topic_config(broker, topic, timeout_ms=timeout_ms)
+    return await _or_of_all(one, lambda: broker_api.topics(broker, timeout_ms=timeout_ms), topic)
 
 
 async def static_topic_config(
@@ -177,12 +178,17 @@ async def group_config(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_
 
 async def group_settings(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT_MS) -> bodies.GroupConfig | None:
     """As `group_config`, also from brokers before 5.0, which tell the settings of all groups alone."""
+    one = group_config(broker, group, timeout_ms=timeout_ms)
+    return await _or_of_all(one, lambda: group_api.groups(broker, timeout_ms=timeout_ms), group)
+
+
+async def _or_of_all(one: Awaitable[T | None], all_of: Callable[[], Awaitable[dict[str, T]]], name: str) -> T | None:
     try:
-        return await group_config(broker, group, timeout_ms=timeout_ms)
+        return await one
     except ServerError as e:
         if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
-    return (await group_api.groups(broker, timeout_ms=timeout_ms)).get(group)
+    return (await all_of()).get(name)
 
 
 async def put_group(broker: Peer, config: bodies.GroupConfig, *, timeout_ms: float = TIMEOUT_MS) -> None:

@@ -19,9 +19,9 @@ from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure, make_folder
 
 # In a store's folder while a backup is copied into it.
+RESTORE_MARK = "restoreUnderWay"
 # So much of a log file tells whether it has a record.
 _LOG_HEAD_BYTES = 64
-RESTORE_MARK = "restoreUnderWay"
 _SEAL = re.compile(r'\{"crc":([0-9]{1,10}),')
 
 
