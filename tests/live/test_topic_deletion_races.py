@@ -26,6 +26,17 @@ async def delete(peer: Peer) -> Reply:
     return await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))
 
 
+def full(data: Any) -> None:
+    raise StoreFull("no room")
+
+
+async def break_off_deletion(server: BrokerServer, peer: Peer) -> None:
+    """Have a full disk break the topic's deletion off."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server._topics.unsaved, "_write", full)
+        assert (await delete(peer)).code != 0
+
+
 async def made(server: BrokerServer, peer: Peer) -> None:
     """The topic with messages, one of them in a lite topic, and an offset."""
     await create(peer, TOPIC, 1)
@@ -76,13 +87,7 @@ def test_a_topic_that_is_made_after_a_full_disk_broke_its_deletion_off(
     async def main() -> None:
         async with broker(tmp_path, **LIGHT) as server, connected(server.address) as peer:
             await made(server, peer)
-
-            def full(data: bytes) -> None:
-                raise StoreFull("no room")
-
-            monkeypatch.setattr(server._topics.unsaved, "_write", full)
-            assert (await delete(peer)).code != 0
-            monkeypatch.undo()
+            await break_off_deletion(server, peer)
             # As long as it cannot be ended no other topic takes its place.
             real = server.store.delete_topic
             monkeypatch.setattr(server.store, "delete_topic", full)
@@ -97,17 +102,11 @@ def test_a_topic_that_is_made_after_a_full_disk_broke_its_deletion_off(
     run(main())
 
 
-def test_a_topic_that_another_master_made_keeps_its_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_another_master_made_keeps_its_messages(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
             await made(server, peer)
-
-            def full(data: bytes) -> None:
-                raise StoreFull("no room")
-
-            monkeypatch.setattr(server._topics.unsaved, "_write", full)
-            assert (await delete(peer)).code != 0
-            monkeypatch.undo()
+            await break_off_deletion(server, peer)
             # As one does that is elected, and knows the topic by messages alone.
             server._topics.find_missing({TOPIC: [0]})
             assert len(await pulled(peer, TOPIC, 0, 0)) == 5

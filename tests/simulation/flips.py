@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tests.simulation.checker import PromiseBroken
@@ -14,7 +15,7 @@ from tests.simulation.histories import Stored, log_of, records_of
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World
 
-from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue
+from rocketspark import AsyncProducer, AsyncPullConsumer, Message, MessageQueue, ReceivedMessage
 
 TOPIC = "t"
 FIRST, SECOND = 160, 20
@@ -116,17 +117,25 @@ async def _read(cluster: Cluster) -> dict[tuple[int, int], str]:
     """Read every queue until nothing more comes for some seconds."""
     found: dict[tuple[int, int], str] = {}
     async with AsyncPullConsumer(cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
-        queues: list[MessageQueue] = await consumer.queues(TOPIC)
-        await consumer.assign(queues)
-        for queue in queues:
-            await consumer.seek_to_begin(queue)
-        quiet = 0
-        while quiet < 6:
-            messages = await consumer.poll(2000)
-            quiet = 0 if messages else quiet + 1
-            for message in messages:
-                found[message.queue_id, message.queue_offset] = message.body.decode("utf-8", "replace")
+        async for message in all_of(consumer, TOPIC):
+            found[message.queue_id, message.queue_offset] = message.body.decode("utf-8", "replace")
     return found
+
+
+async def all_of(
+    consumer: AsyncPullConsumer, topic: str, *, polls: int = 6, poll_ms: float = 2000
+) -> AsyncIterator[ReceivedMessage]:
+    """Give the messages of all queues of a topic from their beginning on, until so many polls in a row bring none."""
+    queues: list[MessageQueue] = await consumer.queues(topic)
+    await consumer.assign(queues)
+    for queue in queues:
+        await consumer.seek_to_beginning(queue)
+    quiet = 0
+    while quiet < polls:
+        messages = await consumer.poll(poll_ms)
+        quiet = 0 if messages else quiet + 1
+        for message in messages:
+            yield message
 
 
 def _check(

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.checker import PromiseBroken
-from tests.simulation.flips import TOPIC
+from tests.simulation.flips import TOPIC, all_of
 from tests.simulation.histories import log_of, records_of
 from tests.simulation.nodes import BROKER, Cluster
 from tests.simulation.world import Node, World, wait_until
 
-from rocketspark import AsyncProducer, AsyncPullConsumer, AsyncPushConsumer, Message, MessageQueue, ReceivedMessage
+from rocketspark import AsyncProducer, AsyncPullConsumer, AsyncPushConsumer, Message, ReceivedMessage
 from rocketspark.errors import RocketSparkError
 from rocketspark.store.consumequeue.consume_queue import UNIT_BYTES
 from rocketspark.store.index.index_file import ENTRY, ENTRY_BYTES, HEADER, HEADER_BYTES
@@ -236,16 +236,8 @@ class _Run:
         found: dict[tuple[int, int], str] = {}
         keys: set[str] = set()
         async with AsyncPullConsumer(self.cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
-            queues: list[MessageQueue] = await consumer.queues(TOPIC)
-            await consumer.assign(queues)
-            for queue in queues:
-                await consumer.seek_to_beginning(queue)
-            quiet = 0
-            while quiet < 6:
-                messages = await consumer.poll(2000)
-                quiet = 0 if messages else quiet + 1
-                for message in messages:
-                    found[message.queue_id, message.queue_offset] = self._body(message)
+            async for message in all_of(consumer, TOPIC):
+                found[message.queue_id, message.queue_offset] = self._body(message)
             for body in self.sent:
                 try:
                     answer = await consumer.query_message(TOPIC, f"k{body[1:]}")

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 from tests.simulation.checker import PromiseBroken
+from tests.simulation.flips import all_of
 from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World, wait_until
 
-from rocketspark import AsyncProducer, AsyncPullConsumer, AsyncPushConsumer, Message, MessageQueue, ReceivedMessage
+from rocketspark import AsyncProducer, AsyncPullConsumer, AsyncPushConsumer, Message, ReceivedMessage
 
 TOPIC, TIMED, DELAYED, GROUP = "t", "timed", "delayed", "readers"
 FIRST, SECOND, TIMERS, LATER = 60, 20, 20, 6
@@ -123,16 +124,8 @@ class _Run:
 
     async def _read_all(self, node: Node) -> None:
         async with AsyncPullConsumer(self.cluster.namesrv_address, "checkers", auto_commit=False) as consumer:
-            queues: list[MessageQueue] = await consumer.queues(TOPIC)
-            await consumer.assign(queues)
-            for queue in queues:
-                await consumer.seek_to_beginning(queue)
-            quiet = 0
-            while quiet < 4:
-                messages = await consumer.poll(1000)
-                quiet = 0 if messages else quiet + 1
-                for message in messages:
-                    self.there[message.queue_id, message.queue_offset] = message.body.decode("utf-8", "replace")
+            async for message in all_of(consumer, TOPIC, polls=4, poll_ms=1000):
+                self.there[message.queue_id, message.queue_offset] = message.body.decode("utf-8", "replace")
 
     # -- what is hit ---------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -429,17 +430,7 @@ def test_an_export_whose_broker_lost_its_store(
     "mended: an archive of one topic hides from the next run of another that their broker lost its store"
 )
 def test_an_archive_of_several_topics_whose_broker_lost_its_store(stage: Stage, send: Sender) -> None:
-    target = Kept()
-
-    def archive(topic: str) -> int:
-        options = parse_read({"namesrv": stage.namesrv, "topic": topic, "startingOffsets": "earliest"}, streaming=True)
-        reader = StreamReader(READ_SCHEMA, options)
-        work = MicroBatches(target, reader, [topic], progress=Progress("archive"), batch_rows=99, once=True)
-        try:
-            work.run(lambda: 0, interval_s=0, merges_again=False)
-        finally:
-            reader.stop()
-        return work.rows
+    archive = partial(archived, stage, Kept())
 
     for topic in ("t", "u"):
         stage.create(topic, 1, "broker-a")
@@ -474,6 +465,18 @@ class Kept:
 
     def ends(self, topics: Collection[str]) -> Offsets:
         return {}
+
+
+def archived(stage: Stage, target: Kept, topic: str) -> int:
+    """Archive what is new of a topic; return how many messages."""
+    options = parse_read({"namesrv": stage.namesrv, "topic": topic, "startingOffsets": "earliest"}, streaming=True)
+    reader = StreamReader(READ_SCHEMA, options)
+    work = MicroBatches(target, reader, [topic], progress=Progress("archive"), batch_rows=99, once=True)
+    try:
+        work.run(lambda: 0, interval_s=0, merges_again=False)
+    finally:
+        reader.stop()
+    return work.rows
 
 
 class Ended(Exception):

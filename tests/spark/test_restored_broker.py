@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from tests.spark.stage import Stage, staged
-from tests.spark.test_comings_and_goings import Ended, Kept, Sender, Stream, ended
+from tests.spark.test_comings_and_goings import Ended, Kept, Sender, Stream, archived, ended
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
-from rocketspark.spark.pipelines.parts.progress import Progress
-from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.store.files import store_number
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.tables.export_topic import export_topic
-from rocketspark.tables.options import parse_read
 from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import DataLost
 
@@ -72,17 +68,7 @@ def test_a_backup_that_lacks_what_was_read(stage: Stage, tmp_path: Path, is_runn
 
 @pytest.mark.parametrize("lacks", [True, False])
 def test_an_archive_whose_other_topics_the_backup_has(stage: Stage, tmp_path: Path, lacks: bool) -> None:
-    target, send = Kept(), Sender(stage)
-
-    def archive(topic: str) -> int:
-        options = parse_read({"namesrv": stage.namesrv, "topic": topic, "startingOffsets": "earliest"}, streaming=True)
-        reader = StreamReader(READ_SCHEMA, options)
-        work = MicroBatches(target, reader, [topic], progress=Progress("archive"), batch_rows=99, once=True)
-        try:
-            work.run(lambda: 0, interval_s=0, merges_again=False)
-        finally:
-            reader.stop()
-        return work.rows
+    archive, send = partial(archived, stage, Kept()), Sender(stage)
 
     stage.create("u", 1)
     send("t", "broker-a", count=5), send("u", "broker-a", count=5)

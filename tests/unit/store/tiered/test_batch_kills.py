@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
-from tests.unit.store.tiered.test_kills import STEPS, Objects, opened
+from tests.unit.store.tiered.test_kills import STEPS, Steps, played
 
-from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.store.tiered.queue_tier import NewUnit
 from rocketspark.store.tiered.tier import Tier
@@ -42,32 +39,8 @@ BATCHES = [several(number) for number in range(len(COUNTS))]
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(STEPS)
-def test_batches_are_there_whole_or_not_at_all(steps: list[tuple[int, int, int, bool, bool]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        objects, done, most = Objects(), 0, 0
-        tier = opened(Path(folder), objects)
-        for count, fails_in, part, killed, saved in steps:
-            queue = tier.find("t", 0) or tier.begin("t", 0, 0, None, 0)
-            assert queue.next == BORDERS[done]
-            objects.fails_in, objects.part = fails_in, part
-            most = min(max(most, done + count), len(BATCHES))
-            try:
-                tier.append(queue, BATCHES[done : done + count], 5)
-                done = min(done + count, len(BATCHES))
-                if saved:
-                    tier.save(7)
-            except StoreUnwritable:
-                pass
-            objects.fails_in = -1
-            if killed:
-                tier.close()
-                tier = opened(Path(folder), objects)
-                found = tier.find("t", 0)
-                here = BORDERS.index(found.next if found is not None else 0)
-                assert done <= here <= most
-                done = most = here
-            check(tier, done)
-        tier.close()
+def test_batches_are_there_whole_or_not_at_all(steps: Steps) -> None:
+    played(steps, BATCHES, BORDERS, check)
 
 
 def check(tier: Tier, done: int) -> None:

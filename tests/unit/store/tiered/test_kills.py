@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,6 +75,7 @@ def message(number: int) -> NewUnit:
 
 
 MESSAGES = [message(number) for number in range(400)]
+Steps = list[tuple[int, int, int, bool, bool]]
 STEPS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 9), st.integers(0, 3000), st.booleans(), st.booleans()), max_size=12
 )
@@ -89,18 +90,34 @@ def opened(root: Path, objects: Objects, files: OsFiles | None = None) -> Tier:
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(STEPS)
-def test_nothing_is_lost_or_doubled(steps: list[tuple[int, int, int, bool, bool]]) -> None:
+def test_nothing_is_lost_or_doubled(steps: Steps) -> None:
+    played(steps, MESSAGES, range(len(MESSAGES) + 1), check, upload_keys=True)
+
+
+def played(
+    steps: Steps,
+    units: list[NewUnit],
+    borders: Sequence[int],
+    check: Callable[[Tier, int], None],
+    *,
+    upload_keys: bool = False,
+) -> None:
+    """Append units through failures and kills. `borders`: the offset before each unit, and behind the last; `check` is
+    called with how many there must be.
+    """
     with tempfile.TemporaryDirectory() as folder:
         objects, done, most = Objects(), 0, 0
         tier = opened(Path(folder), objects)
         for count, fails_in, part, killed, saved in steps:
             queue = tier.find("t", 0) or tier.begin("t", 0, 0, None, 0)
-            assert queue.next == done
-            objects.fails_in, objects.part, most = fails_in, part, max(most, done + count)
+            assert queue.next == borders[done]
+            objects.fails_in, objects.part = fails_in, part
+            most = min(max(most, done + count), len(units))
             try:
-                tier.append(queue, MESSAGES[done : done + count], 5)
-                done = min(done + count, len(MESSAGES))
-                tier.upload_keys(6)
+                tier.append(queue, units[done : done + count], 5)
+                done = min(done + count, len(units))
+                if upload_keys:
+                    tier.upload_keys(6)
                 if saved:
                     tier.save(7)
             except StoreUnwritable:
@@ -110,9 +127,10 @@ def test_nothing_is_lost_or_doubled(steps: list[tuple[int, int, int, bool, bool]
                 tier.close()
                 tier = opened(Path(folder), objects)
                 found = tier.find("t", 0)
+                here = borders.index(found.next if found is not None else 0)
                 # What an upload had finished before it failed counts, too.
-                assert done <= (found.next if found is not None else 0) <= most
-                done = most = found.next if found is not None else 0
+                assert done <= here <= most
+                done = most = here
             check(tier, done)
         tier.close()
 
