@@ -108,7 +108,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         s, root = self.settings, self.settings.root
         config_files.check_restored(root)
         if s.commit_log:
-            config_files.check_log_folder(root, s.commit_log)
+            config_files.check_log_folder(s.commit_log, f"{root}/commitlog")
         for path in (root, f"{root}/config", s.commit_log or f"{root}/commitlog", f"{root}/consumequeue"):
             try:
                 make_folder(self._files, path)
@@ -133,7 +133,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         maps.disk_is_full = free_bytes(s.commit_log or s.root) < SPARE_BYTES or free_bytes(s.root) < 2 * SPARE_BYTES
         self.log = CommitLog(s.commit_log or f"{s.root}/commitlog", s.log_file_bytes, maps)
         self.log.verifies_record_crc = s.verify_record_crc
-        inventory = QueueFileInventory(s.root, self._files)
+        inventory = QueueFileInventory(s.root, self._files, s.commit_log)
         self.consume_queues = ConsumeQueueStore(s, maps, share, inventory, self.log.record_at, lambda: self.log.written)
         self.consume_queues.simple_topics = self.simple_topics
         self.consume_queues.batch_topics.update(topic.encode() for topic in self.batch_topics)
@@ -152,6 +152,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.may_lack = crashed and not is_of_this_boot(abort)
         try:
             inventory.read()
+            if inventory.noted_log_folder:
+                config_files.check_log_folder(self.log.mapped_files.directory, inventory.noted_log_folder)
             self._check_sizes(inventory)
             self.log.mapped_files.certain = bool(inventory.sizes)
             self.log.mapped_files.scan()

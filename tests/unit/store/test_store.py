@@ -340,6 +340,31 @@ def test_a_log_below_the_store_is_not_lost_to_an_empty_folder_that_is_set(
     assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
+@pytest.mark.parametrize("later", [None, "other"], ids=["left out", "another"])
+def test_a_log_that_lies_elsewhere_is_not_lost_to_a_start_that_does_not_name_it(
+    later: str | None, make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root, log, other = tmp_path / "one", tmp_path / "log", later and str(tmp_path / later)
+    store = make_store(root, commit_log="log")
+    send(store, "t", 0, b"x")
+    store.close()
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    # What is relative is so to the folder of then.
+    monkeypatch.chdir(root)
+    with pytest.raises(ConfigError, match=f"lies in {log}, and {other or root / 'commitlog'}, .* has none"):
+        make_store(root, commit_log=other)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    # With its files it may move.
+    shutil.copytree(log, other or root / "commitlog", dirs_exist_ok=True)
+    moved = make_store(root, commit_log=other)
+    assert bodies(moved, "t", 0) == [b"x"]
+    moved.close()
+    # One that is lost keeps no store from its start.
+    shutil.rmtree(other or root / "commitlog")
+    make_store(root, commit_log=str(tmp_path / "new"))
+
+
 def test_a_store_does_not_write_the_log_of_another_that_lies_where_it_lies_by_default(
     make_store: Any, tmp_path: Path
 ) -> None:

@@ -520,8 +520,9 @@ class ConsumeQueueStore:
                 pass
 
     def note_files(self) -> None:
-        """Note the sizes of files in the inventory if they are not there yet; on a full disk a later flush does it."""
-        if self.sizes() != self.inventory.sizes:
+        """Note sizes of files and the log's folder, if others are noted; on a full disk a later flush does it."""
+        inventory = self.inventory
+        if (self.sizes(), inventory.log_folder) != (inventory.sizes, inventory.noted_log_folder):
             self._listing_due = True
             try:
                 self._list()

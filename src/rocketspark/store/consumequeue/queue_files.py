@@ -41,10 +41,11 @@ class QueueFileInventory:
     `sizes`: of files, by the setting's name. `queues`, `firsts`: where the last and the first file of each queue
     begins. `ends`: where each queue ended when it was last noted. `log_begin`, `log_end`: the physical offsets at which
     the log began and ended then; `log_end` is -1 if an older program wrote the file. Once files of the log were removed
-    since, `firsts` says nothing.
+    since, `firsts` says nothing. `noted_log_folder`: where the log lay then, if not below the store.
     """
 
-    def __init__(self, root: str, files: OsFiles) -> None:
+    def __init__(self, root: str, files: OsFiles, commit_log: str | None = None) -> None:
+        """`commit_log`: where the log lies, if not below the store."""
         self._path = f"{root}/config/storeFiles.json"
         self._files = files
         self.sizes: dict[str, int] = {}
@@ -53,6 +54,8 @@ class QueueFileInventory:
         self.ends: dict[tuple[str, int], NotedEnd] = {}
         self.log_begin = 0
         self.log_end = -1
+        self.log_folder = os.path.abspath(commit_log) if commit_log else ""
+        self.noted_log_folder = ""
 
     def read(self) -> None:
         """Read the file; one that is damaged counts as missing.
@@ -66,6 +69,7 @@ class QueueFileInventory:
             self.queues, self.firsts = _starts(table.get("queues", {})), _starts(table.get("firsts", {}))
             self.log_begin = _number(table.get("logBegin", 0))
             self.log_end = _number(table["logEnd"]) if "logEnd" in table else -1
+            self.noted_log_folder = str(table.get("logFolder", ""))
             self.ends = {
                 (topic, _number(queue_id)): NotedEnd(*map(_number, noted))
                 for topic, queues in table.get("ends", {}).items()
@@ -110,10 +114,11 @@ class QueueFileInventory:
             "ends": _table(ends),
             "logBegin": log_begin,
             "logEnd": log_end,
+            "logFolder": self.log_folder,
         }
         config_files.write(self._path, config_files.sealed(table), self._files)
         self.sizes, self.queues, self.firsts, self.log_begin = dict(sizes), dict(queues), dict(firsts), log_begin
-        self.ends, self.log_end = dict(ends), log_end
+        self.ends, self.log_end, self.noted_log_folder = dict(ends), log_end, self.log_folder
 
 
 def _table(values: dict[tuple[str, int], _T]) -> dict[str, dict[str, _T]]:

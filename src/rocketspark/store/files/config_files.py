@@ -86,20 +86,19 @@ def check_restored(root: str) -> None:
         )
 
 
-def check_log_folder(root: str, commit_log: str) -> None:
-    """Raise ConfigError if a store's log lies below it, and not in the empty folder that is set for it: a start there
-    would take all messages for lost, with their queues.
+def check_log_folder(set_folder: str, other: str) -> None:
+    """Raise ConfigError if a store's log lies in another folder than the empty one that the settings name: a start
+    there would take all messages for lost, with their queues.
     """
-    own = f"{root}/commitlog"
-    if os.path.realpath(own) == os.path.realpath(commit_log) or _log_files(commit_log):
+    if os.path.realpath(other) == os.path.realpath(set_folder) or _log_files(set_folder):
         return
-    for path in _log_files(own):
+    for path in _log_files(other):
         with open(path, "rb") as file:
             has_record = any(file.read(_LOG_HEAD_BYTES))
         if has_record:
             raise ConfigError(
-                f"the log of this store lies in {own}, and {commit_log}, which storePathCommitLog names, has none: move"
-                " its files there, or leave storePathCommitLog out"
+                f"the log of this store lies in {other}, and {set_folder}, where the settings have it, has none: move"
+                " its files there, or set storePathCommitLog as it was"
             )
 
 
