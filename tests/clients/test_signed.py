@@ -172,3 +172,23 @@ def test_an_operator_keeps_users_and_rules(guarded: Guarded) -> None:
             operations.create_acl("nobody", ["*"], ["Pub"])
         operations.delete_user("alice")
         assert operations.list_acls() == []
+
+
+@pytest.mark.shows("`rocketspark user`, `rocketspark acl`, and the same from Python")
+def test_rules_for_a_resource_are_deleted_of_each_type_and_none_is_told(guarded: Guarded) -> None:
+    with Admin(guarded.namesrv, access_key=KEY, secret_key=SECRET) as operations:
+        operations.create_user("bob", "secret-of-bob")
+        for policy_type in ("Custom", "Default"):
+            for resource in ("Topic:x", "Topic:y"):
+                operations.create_acl("bob", [resource], ["Pub"], policy_type=policy_type)
+        operations.delete_acl("bob", resource="Topic:y", policy_type="Default")
+        with pytest.raises(ServerError, match="there is no Default rule of User:bob for Topic:y"):
+            operations.delete_acl("bob", resource="Topic:y", policy_type="Default")
+        # Brokers take the type Custom where none is told.
+        operations.delete_acl("bob", resource="Topic:x")
+        left = [(each.policy_type, each.resource) for each in operations.get_acl("bob")]
+        assert left == [("Custom", "Topic:y")]
+        # A name that was mistyped takes nothing away.
+        with pytest.raises(ServerError, match="there is no rule of User:bob for Topic:yy"):
+            operations.delete_acl("bob", resource="Topic:yy")
+        operations.delete_user("bob")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from tests.console.support import done, opened, posted
+from tests.console.support import HIDDEN, done, opened, posted
 from tests.console.test_foundation import log_in, tls_of
 from tests.live.support import broker, name_server, run
 
@@ -143,13 +144,37 @@ def test_a_user_is_made_allowed_locked_out_and_deleted(super_user: TestClient, l
     done(client, "/users/status", username="eve", status="enable")
     done(client, "/users/password", username="eve", password="other-secret")
     assert (sends(locked, "eve", "eve-secret"), sends(locked, "eve", "other-secret")) == (False, True)
-    done(client, "/rules/delete", subject="User:eve", resource="Topic:orders")
+    done(client, "/rules/delete", subject="User:eve", resource="Topic:orders", policy="Custom")
     assert not sends(locked, "eve", "other-secret")
     page = client.get("/users").text
     assert "No rule." in page
     assert "eve" in page
     assert "User eve was deleted on broker-a." in done(client, "/users/delete", username="eve")
     assert ">eve<" not in client.get("/users").text
+
+
+def test_a_button_takes_the_rule_and_the_user_of_its_row_and_no_other(super_user: TestClient, locked: Cluster) -> None:
+    def press(path: str, **row: str) -> None:
+        """Press the button of a row, as the page has it, and confirm."""
+        page = super_user.get("/users").text
+        parts = page.split(f'<form method="post" action="{path}"')[1:]
+        forms = [HIDDEN.findall(part.partition("</form>")[0]) for part in parts]
+        found = [{name: unescape(value) for name, value in form} for form in forms]
+        (fields,) = [each for each in found if row.items() <= each.items()]
+        fields.pop("token")
+        done(super_user, path, **fields)
+
+    with Admin(locked.namesrv, **locked.client_options) as admin:
+        for name in ("ann", "ann "):
+            admin.create_user(name, "ann-secret")
+        admin.create_acl("ann", ["Topic:bills"], ["All"], decision="Deny")
+        admin.create_acl("ann", ["Topic:bills"], ["Pub"], policy_type="Default")
+        press("/rules/delete", resource="Topic:bills", policy="Default")
+        assert [(each.policy_type, each.decision) for each in admin.get_acl("ann")] == [("Custom", "Deny")]
+        press("/users/status", username="ann ")
+        press("/users/delete", username="ann ")
+        assert [(each.username, each.status) for each in admin.list_users("ann")] == [("ann", "enable")]
+        admin.delete_user("ann")
 
 
 def test_secrets_are_in_no_page_of_users(super_user: TestClient, locked: Cluster) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any
 import pytest
 from tests.live.support import broker, run
 from tests.support import plain_acl_rows as rows
+from tests.support.patience import LIMIT_S
 from tests.support.plain_acl_rows import Row, outcome, send
 
+from rocketspark.broker.access.plain_acl.rule_files import LoadedRules
 from rocketspark.broker.access.settings import AccessSettings
 from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError
@@ -192,6 +196,38 @@ def test_changed_added_removed_and_broken_files(tmp_path: Path, caplog: pytest.L
     assert "plain_acl.yml: it is no YAML" in troubles[0]
     for secret in ("marker-sec", "plainSecret", "createdSecret", "adminSecret"):
         assert secret not in caplog.text
+
+
+def test_what_could_not_be_read_for_a_moment_is_read_without_another_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an account that was removed would be let in until the next change."""
+    removed = Row("send", 310, send("other"), key="createdKey")
+
+    async def main() -> None:
+        async with guarded(tmp_path) as server:
+            plain = server.access.plain
+            assert plain is not None
+            more = tmp_path / "home/conf/acl/more.yaml"
+            more.write_text("accounts: [{accessKey: createdKey, secretKey: createdSecret, defaultTopicPerm: PUB}]")
+            await plain.look()
+            assert await asked(server, removed) == ""
+            real, failed = plain.files.load, list[int]()
+
+            def load() -> LoadedRules:
+                if not failed:
+                    failed.append(1)
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                return real()
+
+            monkeypatch.setattr(plain.files, "load", load)
+            more.unlink()
+            async with asyncio.timeout(LIMIT_S):
+                while not failed or await asked(server, removed) == "":
+                    await plain.look()
+            assert await asked(server, removed) == "No acl config for createdKey"
+
+    run(main())
 
 
 def test_a_broken_file_refuses_to_start(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import msgspec
 
 from rocketspark.admin.cluster_client import BrokerState, ClusterClient
 from rocketspark.client.connection import admin_api, client_api
-from rocketspark.errors import UsageError
+from rocketspark.errors import ServerError, UsageError
 from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import Heartbeat
 from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from rocketspark.transport.peer import Peer
@@ -263,21 +264,36 @@ class AccessOperations(ClusterClient):
         cluster: str | None = None,
         brokers: Iterable[str] | None = None,
     ) -> list[str]:
-        """Remove a user's rule for `resource`, or all rules of the user; returns the brokers' names.
+        """Remove a user's rules for `resource`, of both types or of `policy_type` alone, or all rules of the user.
 
-        Raises ServerError where the user has no rules.
+        Returns the brokers' names. Raises ServerError where the user has no such rule.
         """
         whole = _subject(subject)
         wanted = None if resource is None else _resource(resource)
         kind = None if policy_type is None else _one_of("policy_type", policy_type, POLICY_TYPES)
-        return await self._on_all(
-            cluster,
-            brokers,
-            f"delete rules of {whole!r}",
-            lambda peer: admin_api.delete_acl(
-                peer, whole, policy_type=kind, resource=wanted, timeout_ms=self._timeout_ms
-            ),
-        )
+
+        async def act(peer: Peer) -> None:
+            kinds = [kind] if wanted is None else await self._kinds_for(peer, whole, wanted, kind)
+            for each in kinds:
+                await admin_api.delete_acl(peer, whole, policy_type=each, resource=wanted, timeout_ms=self._timeout_ms)
+
+        return await self._on_all(cluster, brokers, f"delete rules of {whole!r}", act)
+
+    async def _kinds_for(self, peer: Peer, subject: str, resource: str, kind: str | None) -> list[str | None]:
+        """Return of which types a user's rules for a resource are on a broker: it deletes one of type Custom where none
+        is told, and says nothing where there is none. Raises ServerError if there is none.
+        """
+        listed = await admin_api.list_acls(peer, subject, timeout_ms=self._timeout_ms)
+        policies = next((acl.policies for acl in listed if acl.subject == subject), None) or ()
+        found = [
+            policy.policy_type
+            for policy in policies
+            if kind in (None, policy.policy_type) and any(entry.resource == resource for entry in policy.entries or ())
+        ]
+        if not found:
+            which = "rule" if kind is None else f"{kind} rule"
+            raise ServerError(ResponseCode.NO_PERMISSION, f"there is no {which} of {subject} for {resource}")
+        return found
 
     async def get_acl(
         self, subject: str, *, cluster: str | None = None, brokers: Iterable[str] | None = None

@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from rocketspark.admin.access import ACTIONS, DECISIONS, USER_TYPES
 from rocketspark.console.call import Call, Confirmation, Done, Failed, Form, together
+from rocketspark.console.content.asked import needed
 from rocketspark.console.routes import change, page
 from rocketspark.errors import UsageError
 
@@ -69,14 +70,14 @@ async def create(call: Call, form: Form) -> Done:
 
 async def status_words(call: Call, form: Form) -> Confirmation:
     """Say who is let in or shut out."""
-    name, status = _user(form), form.get("status", "")
+    name, status = needed(form, "username"), form.get("status", "")
     what = "His requests are refused from then on." if status == "disable" else "His requests are taken again."
     return Confirmation(f"{status.capitalize()} user {name}", (what,), status.capitalize(), HOME)
 
 
 async def set_status(call: Call, form: Form) -> Done:
     """Let a user in, or shut him out."""
-    name, status = _user(form), form.get("status", "")
+    name, status = needed(form, "username"), form.get("status", "")
     brokers = await call.ask(lambda admin: admin.update_user(name, status=status))
     return Done(f"User {name} is {status}d {_on(brokers)}.", HOME)
 
@@ -98,7 +99,7 @@ async def set_password(call: Call, form: Form) -> Done:
 
 async def delete_words(call: Call, form: Form) -> Confirmation:
     """Say which user goes."""
-    name = _user(form)
+    name = needed(form, "username")
     found = await call.ask(lambda admin: admin.list_acls(name))
     count = len({rule.resource for rule in found if rule.subject == f"User:{name}"})
     return Confirmation(f"Delete user {name}", (f"His {count} rules go with him.",), f"Delete {name}", HOME, grave=True)
@@ -106,7 +107,7 @@ async def delete_words(call: Call, form: Form) -> Confirmation:
 
 async def delete(call: Call, form: Form) -> Done:
     """Delete a user and his rules."""
-    name = _user(form)
+    name = needed(form, "username")
     brokers = await call.ask(lambda admin: admin.delete_user(name))
     return Done(f"User {name} was deleted {_on(brokers)}.", HOME)
 
@@ -139,16 +140,17 @@ async def put_rule(call: Call, form: Form) -> Done:
 
 async def drop_words(call: Call, form: Form) -> Confirmation:
     """Say which rule goes."""
-    name, resource = form.get("subject", ""), form.get("resource", "")
+    name, resource, kind = needed(form, "subject"), needed(form, "resource"), needed(form, "policy")
     what = "What it allowed or denied is decided by his other rules then."
-    return Confirmation(f"Delete the rule of {name} for {resource}", (what,), "Delete", HOME, grave=True)
+    title = f"Delete the {kind} rule of {name} for {resource}"
+    return Confirmation(title, (what,), "Delete", HOME, grave=True)
 
 
 async def drop_rule(call: Call, form: Form) -> Done:
     """Delete a rule."""
-    name, resource = form.get("subject", ""), form.get("resource", "")
-    brokers = await call.ask(lambda admin: admin.delete_acl(name, resource=resource))
-    return Done(f"The rule of {name} for {resource} was deleted {_on(brokers)}.", HOME)
+    name, resource, kind = needed(form, "subject"), needed(form, "resource"), needed(form, "policy")
+    brokers = await call.ask(lambda admin: admin.delete_acl(name, resource=resource, policy_type=kind))
+    return Done(f"The {kind} rule of {name} for {resource} was deleted {_on(brokers)}.", HOME)
 
 
 ROUTES = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from rocketspark import machine
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
+from rocketspark.transport.loose_threads import in_thread
 from rocketspark.transport.tls import certificate_files
 from rocketspark.transport.tls.settings import TlsSettings
 
@@ -38,6 +39,8 @@ class ServerContexts:
         self.settings = settings
         self._alpn = list(alpn)
         self.context: ssl.SSLContext | None = None
+        # Of the files, before they were read.
+        self._known: Stamps | None = None
         self._watching: asyncio.Task[None] | None = None
         self._complaint = ""
 
@@ -47,6 +50,7 @@ class ServerContexts:
         `names`: the names and addresses that the test mode's certificate is for.
         """
         s = self.settings
+        self._known = self._stamps()
         if s.mode == "disabled":
             return
         if s.test_mode:
@@ -87,29 +91,32 @@ class ServerContexts:
         return tuple(certificate_files.stamp(path) for path in (s.cert_path, s.key_path, s.trust_path))
 
     async def _watch(self) -> None:
-        known: Stamps | None = self._stamps()
         while True:
             await asyncio.sleep(LOOK_S)
             found = self._stamps()
-            if found == known:
+            if found == self._known:
                 continue
-            await self._reload()
+            is_taken = await self._reload()
             newest_s = max((stamp[0] for stamp in found if stamp), default=0) / 1e9
-            known = None if abs(machine.time() - newest_s) < YOUNG_S else found
+            # What could not be read, for want of a descriptor say, may be readable soon without a change.
+            self._known = found if is_taken and abs(machine.time() - newest_s) >= YOUNG_S else None
 
-    async def _reload(self) -> None:
+    async def _reload(self) -> bool:
+        """Take the files as they are now; tells whether they could be used."""
         try:
-            context = await asyncio.to_thread(self._made)
+            # Nobody waits at the end for a disk that hangs.
+            context = await in_thread(self._made, "rocketspark-certificates")
         except Exception as e:
             # Whatever it is: later files are looked at too.
             text = str(e) if isinstance(e, ConfigError) else f"{type(e).__name__}: {e}"
             if text != self._complaint:
                 self._complaint = text
                 log.warning("the new certificate cannot be used, the one before stays: %s", text)
-            return
+            return False
         self._complaint = ""
         self.context = context
         log.info("new certificate from %s: new connections get it", self.settings.cert_path)
+        return True
 
     def stop(self) -> None:
         """Stop watching the certificate files."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
+import ssl
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.support import run, until
 from tests.support.certificates import Issuer
 from tests.support.raw_tls import ECHO, place, raw_tls, serving
 
-from rocketspark.errors import NotSent
+from rocketspark.errors import ConfigError, NotSent
 from rocketspark.transport.connections import dial
 from rocketspark.transport.server import Server
 from rocketspark.transport.tls import ClientTls, TlsSettings, server_contexts
@@ -152,3 +156,51 @@ def test_no_connection_fails_while_pairs_are_replaced(tmp_path: Path) -> None:
             assert done > 10
 
     run(main())
+
+
+def test_a_pair_that_could_not_be_read_for_a_moment_is_taken_without_another_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = Issuer(tmp_path)
+    used, new = issuer.pair("used"), issuer.pair("new")
+    real, failed = server_contexts.certificate_files.load_pair, list[str]()
+
+    def load_pair(context: ssl.SSLContext, cert: str, *rest: Any) -> None:
+        if len(failed) < 3:
+            failed.append(cert)
+            raise ConfigError(f"certificate={cert} cannot be read: {os.strerror(errno.EMFILE)}")
+        real(context, cert, *rest)
+
+    async def main() -> None:
+        async with serving(TlsSettings(cert_path=used.cert, key_path=used.key)) as server:
+            first = await shown(server)
+            monkeypatch.setattr(server_contexts.certificate_files, "load_pair", load_pair)
+            # Of yesterday, as a tool leaves them that keeps the times of files.
+            for old, name in ((new.key, used.key), (new.cert, used.cert)):
+                os.utime(old, (1, 1))
+                os.replace(old, name)
+            assert await until_other(server, first) is not None
+            assert len(failed) == 3
+
+    run(main())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes of a name here")
+def test_a_server_ends_while_the_file_of_its_certificate_hangs(tmp_path: Path) -> None:
+    used = Issuer(tmp_path).pair("used")
+
+    async def main() -> None:
+        async with serving(TlsSettings(cert_path=used.cert, key_path=used.key)):
+            os.unlink(used.cert)
+            # Whoever opens it waits for a writer, as for a disk that is away.
+            os.mkfifo(used.cert)
+            while not any(thread.name == "rocketspark-certificates" for thread in threading.enumerate()):
+                await asyncio.sleep(0.005)
+
+    try:
+        run(main())
+        # What the end of the process waits for.
+        hanging = [each for each in threading.enumerate() if each.name == "rocketspark-certificates"]
+        assert [each.daemon for each in hanging] == [True]
+    finally:
+        os.close(os.open(used.cert, os.O_RDWR))

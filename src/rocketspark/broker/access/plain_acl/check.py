@@ -151,8 +151,9 @@ class PlainAcl:
                 stamps = await _in_thread(self.files.stamps)
                 if stamps == self._stamps:
                     return
-                self._stamps = stamps
                 self._take(await _in_thread(self.files.load))
+                # Now: what could not be read may be readable soon, without a change.
+                self._stamps = stamps
                 log.info("the rules of access control 1.0 have changed: %d accounts", len(self.loaded.rules.accounts))
             except (ConfigError, OSError) as e:
                 self._tell_trouble(f"{e}")
