@@ -371,12 +371,12 @@ TABLE: dict[str, Planted] = {
         seed=3,
         shape=TIERED,
     ),
-    "a_request_that_was_given_up_is_forgotten": Planted(
+    "an_upload_has_no_number_of_its_owner": Planted(
         "what only the tier has is read by offset",
         "store/tiered/object_segments.py",
-        "            if at <= start and start + size < end and _digest(",
-        "            if at < 0 and _digest(",
-        seed=14,
+        "    for number in sorted(numbered, reverse=True):\n",
+        "    for number in sorted(numbered, key=lambda number: (number % _UPLOADS, number), reverse=True):\n",
+        seed=2,
         shape={"parts": ["objects"]},
     ),
     "a_proxy_asks_on_who_was_master": Planted(

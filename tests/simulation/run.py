@@ -57,6 +57,7 @@ STATES = {
     "was compacted": "queues compacted",
     "log files removed": "removals of old log files",
     "the second tier can be reached again": "failures of the second tier",
+    "second tier is taken over": "second tiers taken over",
     "lite topics are removed": "removals of lite topics",
 }
 

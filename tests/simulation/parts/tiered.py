@@ -20,6 +20,7 @@ from tests.simulation.world import wait_until
 
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
 from rocketspark.errors import RocketSparkError, StoreUnwritable
+from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ _backs: list[Callable[[World], None]] = []
 
 def begin() -> None:
     """Have the folder be away while `_away` says so."""
+    _shorten_leases()
     for name in ("sizes", "append", "read", "remove", "whole", "put"):
         setattr(FolderSegments, name, _reached(name, getattr(FolderSegments, name)))
 
@@ -88,9 +90,15 @@ def begin_with_objects() -> None:
     # Not before: pyarrow is for those alone that have such a tier.
     from tests.simulation.object_store import PlayedStore, install
 
+    _shorten_leases()
     store = PlayedStore(_away)
     install(store)
     _backs.append(store.come_back)
+
+
+def _shorten_leases() -> None:
+    """Let a broker take the tier over within a run, while requests of the one before are on their way."""
+    owner.SIGN_S, owner.LEASE_S = 2.0, 6.0
 
 
 def _reached(name: str, call: Any) -> Any:

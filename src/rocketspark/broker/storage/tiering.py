@@ -31,7 +31,7 @@ from rocketspark.store.tiered.cold_cache import ColdCache
 from rocketspark.store.tiered.layout import broker_folder
 from rocketspark.store.tiered.owner import TierOwner, TierTaken
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import SegmentStore
+from rocketspark.store.tiered.segments import HeldSegments, SegmentStore
 from rocketspark.store.tiered.tier import Queue, Tier
 from rocketspark.transport.loose_threads import LooseThreads
 
@@ -73,14 +73,14 @@ class Tiering(TierReads):
     ) -> None:
         super().__init__(settings, store)
         self._is_master = is_master
-        self._segments = segments
         tier = settings.tier.tier(
             settings.store_root, settings.cluster_name, settings.broker_name, index_enabled=settings.index_enabled
         )
-        self._make = partial(Tier, tier, segments)
         folder = broker_folder(settings.cluster_name, settings.broker_name)
         place = settings.tier.tiered_store_file_path
         self._owner = TierOwner(settings.store_root, place, folder, segments, OsFiles())
+        self._make = partial(Tier, tier, HeldSegments(segments, self._owner.keep))
+        self._opened_as = 0
         self._writer = LooseThreads("tier")
         self._task: asyncio.Task[None] | None = None
         self._expired_ms = 0
@@ -225,8 +225,10 @@ class Tiering(TierReads):
             await self._follow()
             raise
         self._is_held = False
-        if tier is None:
+        if tier is None or self._opened_as != self._owner.number:
+            # Another store may have had it since it was opened.
             tier = await self._opened(self._make)
+            self._opened_as = self._owner.number
         changed = await self._drop_deleted(tier)
         self._begin_lost(tier)
         changed |= await self._upload_all(tier)
@@ -362,13 +364,9 @@ class Tiering(TierReads):
             )
             if not messages:
                 break
-            await self._writer.run(partial(self._append, tier, tiered, messages))
+            await self._writer.run(partial(tier.append, tiered, messages, now_ms()))
             changed = True
         return changed, max(high - tiered.next, 0)
-
-    def _append(self, tier: Tier, tiered: QueueTier, messages: list[NewUnit]) -> None:
-        self._owner.hold()
-        tier.append(tiered, messages, now_ms())
 
     async def _compare(self, tiered: QueueTier, queue: ConsumeQueue) -> Likeness:
         """Compare a queue found in the tier with the store's, by the oldest and the newest message that both have."""

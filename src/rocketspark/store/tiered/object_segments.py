@@ -1,20 +1,22 @@
-"""Segments in an object store. An object cannot grow, so a segment is a folder of parts: `segment/position`, each what
-one upload brought. Needs pyarrow (extra `arrow`), whose S3 client it is.
+"""Segments in an object store. An object cannot grow, so a segment is a folder of parts, each what one upload brought:
+`segment/position.number.before`. Needs pyarrow (extra `arrow`), whose S3 client it is.
 
-Rule: a part is there whole or not at all. Parts that an upload leaves behind its end are removed before it. A request
-that failed may still be carried out at any time, so it is made again as it was before more is written.
+Rule: a part is there whole or not at all, and no name is written twice. Numbers grow with each upload, and with each
+owner of the tier, and a part names the one before it: the segment is the part of the highest number and those that it
+leads to. So a request that was given up may be carried out at any time, also one of a broker that lost the tier. Parts
+before that, named by their position alone, are read too.
 """
 
 from __future__ import annotations
 
-import hashlib
+import re
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.model.text import shown
@@ -22,6 +24,32 @@ from rocketspark.model.text import shown
 T = TypeVar("T")
 # A request that hangs ends after so long, and is made once more.
 CONNECT_S, REQUEST_S, ATTEMPTS = 5.0, 10.0, 2
+_NAME = re.compile(r"([0-9]{20})(?:\.([0-9]{20})\.([0-9]{20}))?", re.ASCII)
+# Uploads of one owner.
+_UPLOADS = 1 << 32
+
+
+class _Part(NamedTuple):
+    """What one upload brought. `number`: 0 for one that is named by its position alone; `before`: the number of the
+    part that it follows, 0 if there is none.
+    """
+
+    start: int
+    size: int
+    number: int = 0
+    before: int = 0
+
+    @property
+    def name(self) -> str:
+        numbered = f".{self.number:020d}.{self.before:020d}" if self.number else ""
+        return f"{self.start:020d}{numbered}"
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+_start = attrgetter("start")
 
 
 class ObjectSegments:
@@ -30,23 +58,40 @@ class ObjectSegments:
     def __init__(self, files: Any, root: str) -> None:
         self.files = self._files = files
         self.root = root.rstrip("/")
-        # Of each segment the positions of its parts, in order, and their sizes.
-        self._parts: dict[str, dict[int, int]] = {}
-        # Of each segment the parts whose upload failed: by position the size, and a digest of the content.
-        self._failed: dict[str, dict[int, tuple[int, bytes]]] = {}
+        # Of each segment the parts that it is, in order: each ends where the next one begins.
+        self._parts: dict[str, Sequence[_Part]] = {}
+        # The highest number that was written or found; whether an owner of the tier began with a number of its own.
+        self._number = 0
+        self._is_owned = False
         self._lock = threading.Lock()
+
+    def taken(self, number: int) -> None:
+        """Write as an owner of the tier from now on. `number`: of the owner, higher than those of all before."""
+        self._number = max(self._number, number * _UPLOADS)
+        self._is_owned = True
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
-        found: dict[str, dict[int, int]] = {}
+        found: dict[str, list[_Part]] = {}
         for path, size in self._listed(f"{self.root}/{prefix}"):
             key, _, name = path.removeprefix(f"{self.root}/").rpartition("/")
-            if len(name) == 20 and name.isascii() and name.isdigit():
-                found.setdefault(key, {})[int(name)] = size
+            if (part := _part_of(name, size)) is not None:
+                found.setdefault(key, []).append(part)
+                self._number = max(self._number, part.number)
         for key, parts in found.items():
-            with self._lock:
-                self._parts[key] = dict(sorted(parts.items()))
-            yield key, _end(self._parts[key])
+            yield key, self._take(key, parts)
+
+    def _take(self, key: str, found: list[_Part]) -> int:
+        """Note of which parts a segment is; return where it ends."""
+        parts = _row_of(found)
+        with self._lock:
+            self._parts[key] = parts
+        return parts[-1].end if parts else 0
+
+    def _found(self, key: str) -> list[_Part]:
+        """List all parts in a segment's folder, also those that are of it no more."""
+        listed = [(path.rpartition("/")[2], size) for path, size in self._listed(f"{self.root}/{key}")]
+        return [part for name, size in listed if (part := _part_of(name, size)) is not None]
 
     def _listed(self, folder: str) -> list[tuple[str, int]]:
         from pyarrow import fs
@@ -64,69 +109,41 @@ class ObjectSegments:
         return [info.base_name for info in found if info.type == fs.FileType.Directory]
 
     def probe(self, key: str, size: int) -> int:
-        """Return the size of a segment of which `size` bytes were found, asking for parts that a listing may lack.
+        """Return the size of a segment of which `size` bytes were found, asking again, as a listing may be behind.
 
         Raises StoreUnwritable.
         """
-        from pyarrow import fs
-
-        while True:
-            path = self._path(key, size)
-            info = self._told("look at", path, partial(self._files.get_file_info, path))
-            if info.type != fs.FileType.File or not info.size:
-                return size
-            with self._lock:
-                self._parts[key] = dict(sorted({**self._parts.get(key, {}), size: info.size}.items()))
-            size += info.size
+        return max(self._take(key, self._found(key)), size)
 
     def append(self, key: str, at: int, content: bytes) -> None:
         """Make a segment end with `content`, at least a byte, from byte `at` on. Raises StoreUnwritable."""
-        parts = self._parts.get(key, {})
-        if _end(parts) < at:
+        parts = self._parts.get(key, ())
+        kept = parts[: bisect_left(parts, at, key=_start)]
+        if (kept[-1].end if kept else 0) < at:
             raise StoreUnwritable(f"{self.root}/{key} is shorter than the {at} bytes that were written")
-        end = at + len(content)
-        for stale in [start for start in parts if start >= end]:
-            self._delete(self._path(key, stale))
-            with self._lock:
-                parts = self._parts[key] = {start: size for start, size in parts.items() if start != stale}
-        # A request that was given up may come late, and take the place of what is written there: as a part of its own
-        # it changes nothing then. Nor is a part removed that is written again.
-        failed = {start: of for start, of in self._failed.pop(key, {}).items() if start + of[0] > at}
-        if failed:
-            self._failed[key] = failed
-        cuts = {start for start in parts if start > at}
-        for start, (size, digest) in failed.items():
-            if at <= start and start + size < end and _digest(content[start - at :][:size]) == digest:
-                cuts |= {start, start + size}
-        for start, until in pairwise(sorted({at, *cuts, end})):
-            self._put_part(key, start, content[start - at : until - at])
-
-    def _put_part(self, key: str, at: int, content: bytes) -> None:
-        path = self._path(key, at)
-        try:
-            self._told("write", path, partial(self._write, path, content))
-        except StoreUnwritable:
-            self._failed.setdefault(key, {})[at] = len(content), _digest(content)
-            raise
+        self._number += 1
+        part = _Part(at, len(content), self._number, kept[-1].number if kept else 0)
+        path = self._path(key, part)
+        self._told("write", path, partial(self._write, path, content))
         with self._lock:
-            self._parts[key] = dict(sorted({**self._parts.get(key, {}), at: len(content)}.items()))
+            self._parts[key] = [*kept, part]
 
     def read(self, key: str, at: int, count: int) -> bytes:
         """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""
         parts = self._parts.get(key)
         if parts is None:
-            list(self.sizes(key))
-            parts = self._parts.get(key, {})
-        starts, found = list(parts), []
-        number = bisect_right(starts, at) - 1
-        while count > 0 and 0 <= number < len(starts):
-            start = starts[number]
-            following = starts[number + 1] if number + 1 < len(starts) else start + parts[start]
-            here = min(count, min(following, start + parts[start]) - at)
+            self._take(key, self._found(key))
+            parts = self._parts[key]
+        found: list[bytes] = []
+        number = bisect_right(parts, at, key=_start) - 1
+        while count > 0 and 0 <= number < len(parts):
+            part = parts[number]
+            end = parts[number + 1].start if number + 1 < len(parts) else part.end
+            here = min(count, end - at)
             if here <= 0:
                 break
-            path = self._path(key, start)
-            found.append(self._told("read", path, partial(self._read, path, at - start, here)))
+            path = self._path(key, part)
+            found.append(self._told("read", path, partial(self._read, path, at - part.start, here)))
             at, count, number = at + here, count - here, number + 1
         return b"".join(found)
 
@@ -137,10 +154,11 @@ class ObjectSegments:
 
     def remove(self, key: str) -> None:
         """Remove a segment; nothing happens if it is not there. Raises StoreUnwritable."""
-        parts = [start for path, _ in self._listed(f"{self.root}/{key}") for start in [int(path.rpartition("/")[2])]]
         # From the end: whoever finds what is left sees a shorter segment.
-        for start in sorted(parts, reverse=True):
-            self._delete(self._path(key, start))
+        for part in sorted(self._found(key), reverse=True):
+            # A later owner of the tier has begun the segment anew, or went on with it: that is not this one's.
+            if part.number <= self._number or not self._is_owned:
+                self._delete(self._path(key, part))
         with self._lock:
             self._parts.pop(key, None)
 
@@ -172,8 +190,8 @@ class ObjectSegments:
 
         self._told("remove", path, delete)
 
-    def _path(self, key: str, at: int) -> str:
-        return f"{self.root}/{key}/{at:020d}"
+    def _path(self, key: str, part: _Part) -> str:
+        return f"{self.root}/{key}/{part.name}"
 
     def _told(self, doing: str, path: str, call: Callable[[], T]) -> T:
         """Make a call to the object store. Raises StoreUnwritable that says what failed."""
@@ -185,18 +203,37 @@ class ObjectSegments:
             raise StoreUnwritable(f"cannot {doing} {shown(path)}: {why}", retriable=True) from e
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+def _part_of(name: str, size: int) -> _Part | None:
+    """Return the part that an object's name tells; None if it is another object."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else _Part(int(found[1]), size, int(found[2] or 0), int(found[3] or 0))
 
 
-def _end(parts: dict[int, int]) -> int:
-    """Return where the parts end that follow each other from 0 on; a part ends where the next begins."""
-    end = 0
-    for start, size in parts.items():
-        if start > end:
+def _row_of(found: Iterable[_Part]) -> list[_Part]:
+    """Return the parts that a segment is, of all that lie in its folder: those that the one of the highest number leads
+    to, or the next one if any of these is missing.
+    """
+    numbered = {part.number: part for part in found if part.number}
+    old = [part for part in found if not part.number]
+    for number in sorted(numbered, reverse=True):
+        row = [numbered[number]]
+        while (before := numbered.get(row[-1].before)) is not None and before.start < row[-1].start <= before.end:
+            row.append(before)
+        first = row[-1]
+        old_row = _old_row_of(part for part in old if part.start < first.start)
+        if not first.before and (old_row[-1].end if old_row else 0) >= first.start:
+            return old_row + row[::-1]
+    return _old_row_of(old)
+
+
+def _old_row_of(found: Iterable[_Part]) -> list[_Part]:
+    """Return the parts named by their positions that follow each other from 0 on."""
+    row: list[_Part] = []
+    for part in sorted(found):
+        if part.start > (row[-1].end if row else 0):
             break
-        end = start + size
-    return end
+        row.append(part)
+    return row
 
 
 def object_segments(url: str, endpoint: str, access_key: str, secret_key: str) -> ObjectSegments:

@@ -1,12 +1,14 @@
 """Which store writes a broker's tier: a file in the tier names it, and a mark in the store says that it does so.
 
 Rule: one store writes. Another one takes the tier over once the owner released it, or gave no sign of life for
-`LEASE_S`. A tier without the file, though this store wrote one, is not there: a folder that is not mounted, say.
+`LEASE_S`. Each time that a store takes it has a number of its own, higher than all before. A tier without the file,
+though this store wrote one, is not there: a folder that is not mounted, say.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 
@@ -17,11 +19,14 @@ from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered.segments import SegmentStore
 
+_log = logging.getLogger("rocketspark.store")
 # A name that no topic can have.
 OWNER_FILE = "owner.json"
 MARK_FILE = "tieredStoreOwner.json"
 # The owner signs so often, and has lost the tier after so long without a sign.
 SIGN_S, LEASE_S = 10.0, 30.0
+# An owner that could not sign for this share of it writes no more, as clocks do not all go at one pace.
+KEPT_SHARE = 0.8
 
 
 class TierTaken(StoreUnwritable):
@@ -42,6 +47,8 @@ class TierOwner:
         self._files = files
         self._id = ""
         self._sign = 0
+        # Of its sign when it took the tier: another one each time.
+        self.number = 0
         # When the file was looked at, and when it was written: it is looked at more often.
         self._looked_s: float | None = None
         self._signed_s: float | None = None
@@ -52,13 +59,16 @@ class TierOwner:
         self.other_lives = False
 
     def hold(self) -> None:
-        """Take the tier, or keep it. Raises TierTaken while it is another store's, StoreUnwritable if it is not there.
+        """Take the tier, or keep it; `number` is another one if it was not this store's all the time. Raises TierTaken
+        while it is another store's, StoreUnwritable if it is not there.
 
         It costs something only every few seconds.
         """
         now = machine.monotonic()
         if self._looked_s is not None and now - self._looked_s < SIGN_S / 4:
             return
+        if self._is_late(now):
+            self._signed_s = None
         table = self._marked()
         found = self._segments.whole(self._key)
         if found is None and table.get("place") == self._place:
@@ -71,14 +81,37 @@ class TierOwner:
         self._id = str(table.get("id") or machine.token_hex(8))
         if name and name != self._name:
             self._wait_for(name, sign, where, now)
+            _log.warning("the second tier is taken over from the store %s, which gives no sign of life", shown(where))
         if name != self._name or self._signed_s is None or now - self._signed_s >= SIGN_S:
             self._sign = max(self._sign, sign) + 1
+            if name != self._name or self._signed_s is None:
+                self.number = self._sign
+                self._segments.taken(self._sign)
             self._write(self._name)
             self._signed_s = now
         if table.get("place") != self._place:
             text = config_files.sealed({"id": self._id, "place": self._place})
             config_files.write(self._mark, text, self._files)
         self._looked_s = now
+
+    def keep(self) -> None:
+        """Do what `hold` does, but take nothing that was not this store's all the time: raises TierTaken then, too.
+
+        A process was halted, say, and another store may have written meanwhile.
+        """
+        number = self.number
+        if self._signed_s is not None and not self._is_late(machine.monotonic()):
+            self.hold()
+            if self.number == number:
+                return
+        raise TierTaken(
+            f"no sign could be written to {self._key} for {LEASE_S * KEPT_SHARE:.0f} seconds, so another store may"
+            " have taken the tier over: it is looked at anew",
+            retriable=True,
+        )
+
+    def _is_late(self, now: float) -> bool:
+        return self._signed_s is not None and now - self._signed_s >= LEASE_S * KEPT_SHARE
 
     def look(self) -> None:
         """Raise StoreUnwritable if no broker has written the tier: it may not be mounted."""
@@ -117,7 +150,7 @@ class TierOwner:
 
     def release(self) -> None:
         """Let others take the tier at once. Raises StoreFull, StoreUnwritable."""
-        if self._signed_s is not None:
+        if self._signed_s is not None and not self._is_late(machine.monotonic()):
             self._looked_s = self._signed_s = None
             self._sign += 1
             self._write("")

@@ -6,7 +6,7 @@ Rule: `append` returns once the bytes are durable; whatever a failure left behin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from rocketspark.errors import StoreUnwritable
@@ -15,6 +15,9 @@ from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, 
 
 class SegmentStore(Protocol):
     """A store of segments, by name. Every call may take seconds, and is made in a thread beside the event loop."""
+
+    def taken(self, number: int) -> None:
+        """Write as an owner of the tier from now on. `number`: of the owner, higher than those of all before."""
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
@@ -46,6 +49,10 @@ class ReadOnlySegments:
     def __init__(self, segments: SegmentStore) -> None:
         self.sizes, self.probe, self.read, self.whole = segments.sizes, segments.probe, segments.read, segments.whole
 
+    def taken(self, number: int) -> None:
+        """Never called."""
+        raise AssertionError(number)
+
     def append(self, key: str, at: int, content: bytes) -> None:
         """Never called."""
         raise AssertionError(key)
@@ -58,6 +65,24 @@ class ReadOnlySegments:
         raise AssertionError(key)
 
 
+class HeldSegments(ReadOnlySegments):
+    """Segments that are written, and removed, only while they are held. `hold`: raises TierTaken else."""
+
+    def __init__(self, segments: SegmentStore, hold: Callable[[], None]) -> None:
+        super().__init__(segments)
+        self._segments, self._hold = segments, hold
+
+    def append(self, key: str, at: int, content: bytes) -> None:
+        """As SegmentStore.append. Raises TierTaken too."""
+        self._hold()
+        self._segments.append(key, at, content)
+
+    def remove(self, key: str) -> None:
+        """As SegmentStore.remove. Raises TierTaken too."""
+        self._hold()
+        self._segments.remove(key)
+
+
 class FolderSegments:
     """Segments as files of a folder."""
 
@@ -67,6 +92,9 @@ class FolderSegments:
         self._made: set[str] = set()
         # By name, how long segments were when they were listed or written last.
         self._known: dict[str, int] = {}
+
+    def taken(self, number: int) -> None:
+        """Nothing: what another owner writes shows by the sizes of files."""
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""

@@ -164,3 +164,76 @@ def test_an_upload_that_was_given_up_and_comes_late_takes_nothing() -> None:
             found = ObjectSegments(whole, "bucket/tier")
             assert found.read("s", 0, 1000)[:end] == wanted[:end], seed
             assert dict(found.sizes("s/")).get("s", 0) >= end, seed
+
+
+@pytest.mark.shows(
+    "mended: second tier in an object store: uploads of a broker that was started again, or had lost the tier to"
+    " another one, came late and cut what was uploaded since"
+)
+def test_uploads_of_an_earlier_owner_take_nothing_whenever_they_come() -> None:
+    wanted = bytes(range(256))
+    for seed in range(300):
+        objects = LateObjects(chance := random.Random(seed))
+        owners: list[tuple[ObjectSegments, int]] = []
+        # By owner, up to where it has tried to upload.
+        tried: dict[ObjectSegments, int] = {}
+        end = 0
+        for number in range(1, 5):
+            segments = ObjectSegments(objects, "bucket/tier")
+            segments.taken(number)
+            found = dict(segments.sizes("s/")).get("s", 0)
+            assert found >= end, seed
+            end = following = found
+            for _ in range(chance.randrange(1, 8)):
+                following = min(following + chance.randrange(1, 20), len(wanted))
+                if end < following and uploaded(segments, end, wanted[end:following]) and chance.random() < 0.8:
+                    end = following
+                if owners and chance.random() < 0.5:
+                    # An earlier one goes on with what it knows: with what it tried, or more.
+                    earlier, at = chance.choice(owners)
+                    tried[earlier] += chance.randrange(1, 60)
+                    uploaded(earlier, at, wanted[at : tried[earlier]])
+                objects.some_come()
+                whole = Objects()
+                whole.content = objects.content
+                fresh = ObjectSegments(whole, "bucket/tier")
+                assert fresh.read("s", 0, 1000)[:end] == wanted[:end], seed
+                assert dict(fresh.sizes("s/")).get("s", 0) >= end, seed
+            owners.append((segments, end))
+            tried[segments] = following
+
+
+def uploaded(segments: ObjectSegments, at: int, content: bytes) -> bool:
+    try:
+        segments.append("s", at, content)
+    except StoreUnwritable:
+        return False
+    return True
+
+
+def test_an_earlier_owner_removes_nothing_that_a_later_one_wrote() -> None:
+    objects = Objects()
+    first, second = ObjectSegments(objects, "bucket/tier"), ObjectSegments(objects, "bucket/tier")
+    first.taken(1)
+    first.append("s", 0, b"old")
+    second.taken(2)
+    assert dict(second.sizes("s/")) == {"s": 3}
+    second.remove("s")
+    second.append("s", 0, b"anew")
+    first.append("s", 3, b"er")
+    first.remove("s")
+    assert (dict(first.sizes("s/")), second.read("s", 0, 9)) == ({"s": 4}, b"anew")
+
+
+def test_parts_that_are_named_by_their_positions_are_read_and_gone_on_with() -> None:
+    objects = Objects()
+    for at, content in ((0, b"0123"), (2, b"abcd"), (6, b"ef"), (9, b"behind a hole")):
+        objects.content[f"bucket/tier/s/{at:020d}"] = content
+    segments = ObjectSegments(objects, "bucket/tier")
+    assert (dict(segments.sizes("s/")), segments.read("s", 0, 99)) == ({"s": 8}, b"01abcdef")
+    segments.append("s", 7, b"new")
+    segments.append("s", 10, b"er")
+    for found in (segments, ObjectSegments(objects, "bucket/tier")):
+        assert (dict(found.sizes("s/")), found.read("s", 1, 99)) == ({"s": 12}, b"1abcdenewer")
+    segments.remove("s")
+    assert objects.content == {}

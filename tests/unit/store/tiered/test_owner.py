@@ -112,3 +112,41 @@ def test_a_store_that_was_halted_takes_nothing_from_the_one_that_took_the_tier_o
     halted.append(second, 3, b"e")
     halted.remove(second)
     assert dict(other.sizes("c/b")) == {first: 10}
+
+
+@pytest.mark.shows(
+    "mended: second tier: a broker that was halted in the midst of a copy wrote on once another one had taken the tier"
+    " over"
+)
+def test_who_could_not_sign_for_long_writes_no_more_before_it_takes_the_tier_anew(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    first, second = owner(tmp_path, "one"), owner(tmp_path, "two")
+    with pytest.raises(TierTaken):
+        first.keep()
+    first.hold()
+    taken = first.number
+    for _ in range(8):
+        clock[0] += SIGN_S - 1
+        first.keep()
+        first.hold()
+    assert first.number == taken
+    # Nobody had the tier meanwhile, but it cannot know.
+    clock[0] += LEASE_S - 1
+    for _ in range(2):
+        with pytest.raises(TierTaken, match="no sign could be written"):
+            first.keep()
+    first.hold()
+    assert first.number > taken
+    first.keep()
+    with pytest.raises(TierTaken):
+        second.hold()
+    clock[0] += LEASE_S
+    second.hold()
+    assert second.number > first.number
+    # It does not free what is another one's.
+    first.release()
+    for each in (first.keep, first.hold):
+        with pytest.raises(TierTaken):
+            each()
+    second.keep()
