@@ -111,7 +111,7 @@ class TierReads:
             return False
         wanted = self._level == FORCE or self._is_far_behind(topic, queue_id, offset)
         is_read = machine.monotonic() >= self._avoided_until_s and (topic, queue_id) not in self._store.compacted
-        return wanted and is_read
+        return wanted and is_read and not (self.cache is not None and self.cache.is_damaged((topic, queue_id), offset))
 
     def hold(self, routes: Routes) -> None:
         """Let requests for old offsets wait a little where their answer is not known before the tier's is."""

@@ -58,6 +58,11 @@ class ColdCache:
                     return stretch
         return None
 
+    def is_damaged(self, queue: Queue, offset: int) -> bool:
+        """Tell whether a message was found damaged in the tier."""
+        stretch = self._find(queue, offset)
+        return stretch is not None and offset in stretch.damaged
+
     @property
     def count(self) -> int:
         """How many messages it keeps."""

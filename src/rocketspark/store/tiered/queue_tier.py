@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rocketspark.errors import RecordError, StoreUnwritable
-from rocketspark.protocol.message import record, record_layout
+from rocketspark.protocol.message import record, record_layout, sysflags
+from rocketspark.store.commitlog.dispatch import dispatch_request
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE
 from rocketspark.store.tiered.flat_file import FlatFile
@@ -24,24 +25,29 @@ _UNITS_AT_ONCE = 128
 
 class ColdUnits(NamedTuple):
     """A stretch of a queue in memory. `units`: (position, size, tags code) from offset `first` on; `content`: the
-    queue's records from byte `base` on.
+    queue's records from byte `base` on. `damaged`: offsets of messages that are there no more, as bits have flipped.
     """
 
     first: int
     units: list[tuple[int, int, int]]
     content: memoryview
     base: int
+    damaged: frozenset[int] = frozenset()
 
     @property
     def next(self) -> int:
         """The offset behind it."""
         return self.first + len(self.units)
 
+    def without_last(self) -> ColdUnits:
+        """Return it without its last message."""
+        return self._replace(units=self.units[:-1], damaged=self.damaged - {self.next - 1})
+
     def record(self, offset: int) -> memoryview | None:
         """Return the record that holds a message; None if it is missing or damaged."""
         position, size, _ = self.units[offset - self.first]
         at = position - self.base
-        if size == GAP_SIZE or at < 0:
+        if size == GAP_SIZE or at < 0 or offset in self.damaged:
             return None
         found = self.content[at : at + size]
         if len(found) != size or record_size(found) != size:
@@ -70,6 +76,7 @@ class QueueTier:
 
     def __init__(self, topic: str, queue_id: int, log: FlatFile, units: FlatFile) -> None:
         self.topic = topic
+        self._topic_bytes = topic.encode()
         self.queue_id = queue_id
         self.log = log
         self.units = units
@@ -153,13 +160,17 @@ class QueueTier:
 
     def find_low(self) -> None:
         """Find the oldest message that has both its unit and its record: neither's segments end with the other's."""
-        low, high = self.units.start // UNIT.size, self.next
+        first = self.units.start // UNIT.size
+        low, high = first, self.next
         while low < high:
             middle = (low + high) // 2
             if self.unit(middle)[0] < self.log.start:
                 low = middle + 1
             else:
                 high = middle
+            if low == high and low - 2 >= first and self.unit(low - 2)[0] >= self.log.start:
+                # Bits have flipped in the unit before: it is not the first one that leads behind the start.
+                low, high = first, low - 2
         self.low = low
 
     # -- writing
@@ -222,7 +233,21 @@ class QueueTier:
         return self.low <= offset < self.next and self.unit(offset)[0] == position
 
     def stretch(self, offset: int, count_max: int, bytes_max: int) -> ColdUnits:
-        """Read messages from an offset on, at least one. Raises StoreUnwritable."""
+        """Read messages from an offset on, at least one. Raises StoreUnwritable.
+
+        It ends before a unit that does not lead behind the record before it: such a one is looked at alone.
+        """
+        found = self._stretch(offset, count_max, bytes_max)
+        if found.damaged:
+            _log.error(
+                "tier: %s: bits have flipped in messages, the first at offset %d: those that the store has no more are"
+                " passed over",
+                self.log.path,
+                min(found.damaged),
+            )
+        return found
+
+    def _stretch(self, offset: int, count_max: int, bytes_max: int) -> ColdUnits:
         count = min(count_max, self.high - offset)
         if not self.low <= offset < self.high:
             raise StoreUnwritable(f"{self.units.path}: offset {offset} is not in the tier any more")
@@ -232,9 +257,86 @@ class QueueTier:
             if at and size != GAP_SIZE and position + size - base > bytes_max:
                 del found[at:]
                 break
+        del found[max(self._count_in_row(found), 1) :]
+        position, size, _ = found[0]
+        if len(found) == 1 and not self._is_within(position, size):
+            return self._alone(offset, found[0])
         end = max((p + s for p, s, _ in found if s != GAP_SIZE), default=base)
         content = self.log.read(base, end - base) if end > base else b""
-        return ColdUnits(offset, found, memoryview(content), base)
+        checked = self._checked(ColdUnits(offset, found, memoryview(content), base))
+        if checked.next - 1 in checked.damaged:
+            # No unit behind it says that it is right.
+            return self._alone(offset, found[0]) if len(found) == 1 else checked.without_last()
+        return checked
+
+    def _is_within(self, position: int, size: int) -> bool:
+        return self.log.start <= position <= position + (0 if size == GAP_SIZE else size) <= self.log.end
+
+    def _count_in_row(self, units: list[tuple[int, int, int]]) -> int:
+        """Return how many units lead to records that follow each other, from the first one on."""
+        before, behind = -1, units[0][0]
+        for at, (position, size, _) in enumerate(units):
+            # Messages of one record lead to the same place.
+            if position not in (behind, before):
+                return at - 1
+            if not self._is_within(position, size):
+                return at
+            before, behind = position, position if size == GAP_SIZE else position + size
+        return len(units)
+
+    def _alone(self, offset: int, unit: tuple[int, int, int]) -> ColdUnits:
+        """Return one message, looked for where its unit leads, behind the one before it, and before the next one."""
+        position, size, code = unit
+        if size == GAP_SIZE:
+            return ColdUnits(offset, [unit], memoryview(b""), position)
+        places = [position]
+        if offset > self.low:
+            before, bytes_of, _ = self.unit(offset - 1)
+            places.append(before if bytes_of == GAP_SIZE else before + bytes_of)
+        if offset + 1 < self.next:
+            places.append(self.unit(offset + 1)[0] - size)
+        for at in places:
+            if not self.log.start <= at <= self.log.end - _HEAD_BYTES:
+                continue
+            size = record_size(self.log.read(at, _HEAD_BYTES))
+            if size and at + size <= self.log.end:
+                content = memoryview(self.log.read(at, size))
+                found = self._checked(ColdUnits(offset, [(at, size, code)], content, at))
+                if not found.damaged:
+                    return found
+        return ColdUnits(offset, [(position, 0, code)], memoryview(b""), position, frozenset([offset]))
+
+    def _checked(self, found: ColdUnits) -> ColdUnits:
+        """Look at each record of a stretch: one of another queue, or with another CRC is damaged, as what is none.
+
+        Tags codes are those of the records.
+        """
+        damaged, codes = set[int](), set[int]()
+        for at, (position, size, code) in enumerate(found.units):
+            if size == GAP_SIZE:
+                continue
+            stored = found.record(found.first + at)
+            read = self._decoded(stored) if stored is not None else None
+            if read is None:
+                damaged.add(found.first + at)
+            elif code not in codes:
+                right = dispatch_request(read.sys_flag, read.properties).tags_code
+                if not read.sys_flag & sysflags.INNER_BATCH and right != code:
+                    found.units[at] = position, size, right
+                codes.add(right)
+        return found._replace(damaged=frozenset(damaged))
+
+    def _decoded(self, stored: memoryview) -> record.Record | None:
+        """Return a record of this queue; None if it is none, as bits have flipped."""
+        try:
+            found = record.decode(stored)
+        except RecordError:
+            return None
+        return found if (found.topic, found.queue_id) == (self._topic_bytes, self.queue_id) else None
+
+    def is_right(self, stored: bytes) -> bool:
+        """Tell whether this is a whole record of this queue, with the body that was stored."""
+        return self._decoded(memoryview(stored)) is not None
 
     def time_at(self, offset: int) -> int:
         """Return the store time in ms of a message; that of the next one if it is missing. Raises StoreUnwritable."""
@@ -246,11 +348,14 @@ class QueueTier:
         return -1
 
     def time_of(self, offset: int) -> int:
-        """Return the store time in ms of a message; -1 if it is missing. Raises StoreUnwritable."""
+        """Return the store time in ms of a message; -1 if it is missing, or damaged. Raises StoreUnwritable."""
         position, size, _ = self.unit(offset)
         if size == GAP_SIZE:
             return -1
-        return record_layout.store_time_of(self.log.read(position, min(size, _HEAD_BYTES + 24)))
+        if not (self.log.start <= position and _HEAD_BYTES <= size <= self.log.end - position):
+            return -1
+        found = self.log.read(position, min(size, _HEAD_BYTES + 24))
+        return record_layout.store_time_of(found) if record_size(found) == size else -1
 
     def first_time_ms(self) -> int:
         """Return about when the oldest message was stored, as the table says, in ms; -1 if it has none."""

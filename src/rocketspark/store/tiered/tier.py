@@ -319,11 +319,13 @@ class Tier:
             queue = self.queues.get((topic, place.queue_id))
             if queue is None or at in found or len(found) >= count_max:
                 continue
-            if not queue.log.start <= place.position <= queue.log.end - place.size:
+            if not queue.log.start <= place.position <= queue.log.end - place.size or place.size <= 0:
                 continue
             stored = queue.log.read(place.position, place.size)
             # An entry of another topic may have this hash, or be of an upload that was made again elsewhere.
             if record_size(stored) != place.size or not queue.leads_to(place.position, first_offset(stored)):
+                continue
+            if not queue.is_right(stored):
                 continue
             if _has_key(stored, wanted, kind) and begin_ms <= record_layout.store_time_of(stored) <= end_ms:
                 found[at] = stored

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record
+from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered.queue_tier import NewUnit
 from rocketspark.store.tiered.tier import Tier, TierSettings
@@ -65,13 +66,13 @@ def message(number: int) -> NewUnit:
         queue_offset=number,
         position=number * 1000,
         body=b"%d" % number * (number % 7 + 1),
-        properties=b"KEYS\x01key%d\x02UNIQ_KEY\x01U%d\x02" % (number, number),
+        properties=b"KEYS\x01key%d\x02UNIQ_KEY\x01U%d\x02TAGS\x01T%d\x02" % (number, number, number),
         born_host=b"\x7f\0\0\x01\0\0\0\x01",
         store_host=b"\x7f\0\0\x01\0\0\0\x01",
         store_time_ms=1000 + number,
         born_time_ms=1000,
     )
-    return NewUnit(memoryview(made), number, 1000 + number)
+    return NewUnit(memoryview(made), tags_code(b"T%d" % number), 1000 + number)
 
 
 MESSAGES = [message(number) for number in range(400)]
@@ -144,7 +145,7 @@ def check(tier: Tier, done: int) -> None:
             assert stored is not None
             assert source is not None
             assert record.decode(stored).body == record.decode(source).body
-            assert stretch.units[at - offset][2] == at
+            assert stretch.units[at - offset][2] == MESSAGES[at].code
         offset = stretch.next
     for number in range(0, done, 17):
         (found,) = tier.query("t", f"key{number}", 5, 0, 1 << 60)
