@@ -28,6 +28,7 @@ from tests.support.patience import LIMIT_MS, LIMIT_S, PATIENT
 
 from rocketspark.admin import Admin
 from rocketspark.client import Producer, PushConsumer
+from rocketspark.tables.read_table import read_table
 from rocketspark.testing import run_server_process
 from rocketspark.transport.peer import Peer
 
@@ -117,6 +118,14 @@ class Mixed:
         found = self.java.call("push_await", name=consumer, count=count, timeout_ms=LIMIT_MS)
         return sorted(base64.b64decode(m["body"]).decode() for m in found)
 
+    def check_table(self, consumer: str, count: int) -> None:
+        """Compare the rows of `read_table` with the places and bodies of what a consumer got."""
+        found = self.java.call("push_await", name=consumer, count=count, timeout_ms=LIMIT_MS)
+        seen = {(m["queue_id"], m["queue_offset"], base64.b64decode(m["body"])) for m in found}
+        rows = read_table(self.namesrv, TOPIC, columns=["queueId", "queueOffset", "body"]).to_pydict()
+        assert sorted(zip(*rows.values(), strict=True)) == sorted(seen)
+        assert len({offset // 1000 for _, offset, _ in seen}) == 3
+
     def read(self, group: str, count: int) -> list[str]:
         """The bodies that a group gets until it has so many and has committed."""
         with self.reader(group) as consumer:
@@ -154,6 +163,8 @@ def test_a_topic_moves_from_ours_to_the_official_broker_and_back(mixed: Mixed, s
     assert mixed.read("last", len(first + second + third)) == sorted(first + second + third)
     # And one that read on all the time.
     assert mixed.received(live, len(first + second + third)) == sorted(first + second + third)
+    # As a table, by the logical offsets that the official client saw, from parts on both brokers.
+    mixed.check_table(live, len(first + second + third))
     # Our client goes on behind what it had, with the offsets that it committed at the official broker.
     assert mixed.read_by_ours("our-own", len(third)) == sorted(third)
 

@@ -24,7 +24,6 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue, ReceivedMessage
 from rocketspark.spark.exactly_once import batch_commit
 from rocketspark.spark.write.batch_sender import send_rows
-from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.options import parse_write
 from rocketspark.transport.peer import Peer
 
@@ -248,24 +247,6 @@ def test_what_waits_when_its_queue_moves_comes_by_one_that_the_broker_still_lead
                 await asyncio.gather(*ends)
                 await find(2 + QUEUES)
             assert sorted(m.body for m in found) == [*sent, b"first", b"second"]
-
-    run(main())
-
-
-@pytest.mark.shows("Spark refuses to read a static topic, by name")
-def test_spark_refuses_to_read_one_by_name(tmp_path: Path) -> None:
-    def queues(names: str) -> None:
-        cluster = ClusterQueries(names, group="g")
-        try:
-            cluster.queues([TOPIC])
-        finally:
-            cluster.close()
-
-    async def main() -> None:
-        async with pair(tmp_path) as (_, _, to_a, to_b, names):
-            await make_static(to_a, to_b)
-            with pytest.raises(ConfigError, match="topic 'Moved' is a static topic"):
-                await asyncio.to_thread(queues, names)
 
     run(main())
 

@@ -15,9 +15,10 @@ from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, RouteHeader
 from rocketspark.protocol.json import bodies
-from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
+from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.tables.read.partitions import ranges
 from rocketspark.transport.peer import Peer

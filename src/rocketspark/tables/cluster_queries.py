@@ -14,25 +14,27 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.client.connection.topic_routes import RouteCache
 from rocketspark.client.validators import RETRY_PREFIX
-from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound, ServerError, TransportError
+from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.model.route import MASTER_ID, BrokerData
+from rocketspark.model.route import MASTER_ID, BrokerData, is_logical
 from rocketspark.model.subscription import ALL, TAG
 from rocketspark.model.text import LONG_MAX, whole_number
 from rocketspark.protocol import light_queues, topic_attributes
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import plain_pull
-from rocketspark.protocol.json import bodies
+from rocketspark.protocol.headers.static_topics import PartPullHeader
+from rocketspark.protocol.json import bodies, static_topics
 from rocketspark.protocol.message import record, sysflags
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.offset_ranges import EACH_TOPIC, Made, first_at_or_after
 from rocketspark.tables.option_values import matching
 from rocketspark.tables.options import READER_GROUP
+from rocketspark.tables.queue_bounds import OffsetBounds, QueuePart, is_of_other_store, of_parts, part_at
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again, is_retriable
@@ -62,41 +64,6 @@ SETTLE_S, SETTLE_PAUSE_S = 3.0, 0.05
 TOPIC_DELETED = "the topic was deleted"
 
 
-class OffsetBounds(NamedTuple):
-    """The offsets that a queue holds: `oldest`, of the oldest message there, and `next`, of the next one to be written.
-
-    `of_master`: the master told them; a slave may be behind. `replicated`: the broker has, or had, replicas, so an
-    election may have cut the ends of its queues. `made_at`: a number that rises when the topic is deleted and made
-    again. `log_end`: the position in the log before which all messages of the queue lie; None if the broker does not
-    tell it. `store_number`: tells the broker's store from others that it had before; 0 if the broker tells none.
-    `shared`: of a store that is a copy of a backup: the numbers of those that it continues, each with the offset up to
-    which the queue is the same.
-    """
-
-    oldest: int
-    next: int
-    of_master: bool = True
-    replicated: bool = False
-    made_at: int = 0
-    log_end: int | None = None
-    store_number: int = 0
-    shared: tuple[tuple[int, int], ...] = ()
-
-
-def is_of_other_store(queue: MessageQueue, now: OffsetBounds, made: Made, place: int) -> bool:
-    """Tell whether a queue's broker has another store than the one that `made` was noted of, or a copy that lacks
-    something before the offset `place`. One that was a slave, and such as tell no number, count as having the same one.
-    """
-    return lacks(made.get((EACH_TOPIC, queue.broker_name)), now.store_number, now.shared, place)
-
-
-def lacks(noted: int | None, number: int, shared: Iterable[tuple[int, int]], place: int) -> bool:
-    """Tell whether a store is another one than that of the number `noted`, and no copy that has all of a queue before
-    the offset `place`. `number`, `shared`: of the store, as in OffsetBounds; without numbers none is told apart.
-    """
-    return bool(number) and noted not in (None, number) and place > dict(shared).get(noted, -1)
-
-
 class ClusterQueries:
     """A cluster, by the addresses of its NameServers ("host:port;host:port"). Close it when done.
 
@@ -121,6 +88,8 @@ class ClusterQueries:
         self._moved: set[str] = set()
         self._unjudged: set[str] = set()
         self._made_first: Made = {}
+        # The parts of logical queues, as they were last known.
+        self._parts: dict[MessageQueue, tuple[QueuePart, ...]] = {}
         self._routes, self._connections = self._run(self._opened(namesrv.split(";")))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -176,11 +145,6 @@ class ClusterQueries:
             text = f"no topic {topic!r}{space} at {names}: check the name, or create it (rocketspark topic create)"
             is_light = topic.startswith(light_queues.NAME_PREFIX)
             raise RouteNotFound(topic, remark=None if is_light else text) from None
-        if route.leaders:
-            raise ConfigError(
-                f"topic {topic!r} is a static topic: its offsets have gaps where queues were moved, which this"
-                " source does not tell from loss; read it with a consumer, or read a topic without a mapping"
-            )
         for broker in route.brokers:
             self._learn(broker)
         self._closed[topic] = [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.closed_queues()]
@@ -213,7 +177,7 @@ class ClusterQueries:
         found = await self._of_each(queues, self._bounds, if_there=if_there)
         end_s = time.monotonic() + SETTLE_S
         short = [queue for queue, now in found.items() if now.next < seen.get(queue, 0) and now.of_master]
-        short = [queue for queue in short if queue.broker_name in self._moved or await self._has_replicas(queue)]
+        short = [q for q in short if found[q].brokers(q) & self._moved or await self._has_replicas(q)]
         while short and time.monotonic() < end_s:
             await asyncio.sleep(SETTLE_PAUSE_S)
             for topic in {queue.topic for queue in short}:
@@ -223,8 +187,8 @@ class ClusterQueries:
             short = [queue for queue in short if found[queue].next < seen[queue] and found[queue].of_master]
         replicated = self._replicated | self._moved
         # With all that was read it is the broker that it was.
-        self._moved -= {queue.broker_name for queue in found} - {queue.broker_name for queue in short}
-        return {q: now._replace(replicated=q.broker_name in replicated) for q, now in found.items()}
+        self._moved -= _brokers(found) - _brokers({queue: found[queue] for queue in short})
+        return {queue: now.with_replicas(queue, replicated) for queue, now in found.items()}
 
     def made_anew(
         self, bounds: Mapping[MessageQueue, OffsetBounds], made: Made, ends: Mapping[MessageQueue, int]
@@ -236,18 +200,19 @@ class ClusterQueries:
         election. A broker that is at another address now may be such a slave, so the first number that it tells there
         is not compared.
         """
-        later = []
+        later = set()
         for queue, now in bounds.items():
-            key = queue.topic, queue.broker_name
-            if queue.broker_name in self._unjudged:
-                self._made_first[key] = now.made_at
-            if not now.of_master:
-                continue
-            is_later = now.made_at > max(made.get(key, 0), self._made_first.get(key, 0))
-            if is_later or ((end := ends.get(queue)) and is_of_other_store(queue, now, made, end)):
-                later.append(queue)
-        self._unjudged -= {queue.broker_name for queue in bounds}
-        return [queue for queue in later if not self._run(self._has_replicas(queue))]
+            place = ends.get(queue, 0)
+            for own, held, _ in now.read_of(queue, LONG_MAX):
+                if own.broker_name in self._unjudged:
+                    self._made_first[own.topic, own.broker_name] = held.made_at
+            for own, held, at in now.read_of(queue, place):
+                key = own.topic, own.broker_name
+                is_later = held.made_at > max(made.get(key, 0), self._made_first.get(key, 0))
+                if held.of_master and (is_later or (place and is_of_other_store(own, held, made, at))):
+                    later.add((queue, own))
+        self._unjudged -= _brokers(bounds)
+        return sorted({queue for queue, own in later if not self._run(self._has_replicas(own))})
 
     async def _has_replicas(self, queue: MessageQueue) -> bool:
         """Tell whether a queue's broker has, or had, replicas. One that is alone now tells it by its epochs."""
@@ -286,9 +251,17 @@ class ClusterQueries:
             await self._queues_of(queue.topic)
 
     async def _bounds(self, queue: MessageQueue) -> OffsetBounds:
+        if not is_logical(queue):
+            return await self._own_bounds(queue)
+        parts = await self._parts_of(queue)
+        self._parts[queue] = parts
+        return of_parts(parts)
+
+    async def _own_bounds(self, queue: MessageQueue, lo: bool | None = None) -> OffsetBounds:
+        """Return what a broker's own queue holds. `lo`: false for a part, as of `client_api.queue_end`."""
         broker, queue = await self._broker_of(queue)
-        oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-        newest = await client_api.queue_end(broker, queue, timeout_ms=TIMEOUT_MS)
+        oldest = await client_api.min_offset(broker, queue, lo=lo, timeout_ms=TIMEOUT_MS)
+        newest = await client_api.queue_end(broker, queue, lo=lo, timeout_ms=TIMEOUT_MS)
         of_master = broker.address == self._routes.master(queue.broker_name)
         if not of_master and queue.broker_name not in self._from_slave:
             self._from_slave.add(queue.broker_name)
@@ -302,6 +275,48 @@ class ClusterQueries:
             store_number=newest.store_number or 0,
             shared=_shared(newest.shared_ends),
         )
+
+    async def _parts_of(self, queue: MessageQueue) -> tuple[QueuePart, ...]:
+        """Return the parts of a logical queue, as its leader has them. One that is moved at the moment ends where its
+        former leader does.
+        """
+        leader, wire_queue = await self._broker_of(queue)
+        config = await admin_api.static_topic_config(leader, wire_queue.topic, timeout_ms=TIMEOUT_MS)
+        detail = config and config.mapping_detail
+        items = detail.hosted_queues.get(queue.queue_id) if detail else None
+        known = static_topics.decided(items or ())
+        if not detail or not items or not known or items[-1].bname != detail.bname:
+            raise ServerError(
+                ResponseCode.NOT_LEADER_FOR_QUEUE,
+                f"queue {queue.queue_id} of static topic {queue.topic!r} is being moved",
+                address=leader.address,
+                retriable=True,
+            )
+        own = [MessageQueue(queue.topic, item.bname, item.queue_id) for item in known]
+        held = await asyncio.gather(*(self._part_bounds(one) for one in own))
+        # Ends that were seen once stay as they are.
+        ends = {part.queue: part.end for part in self._parts.get(queue, ())[:-1] if part.ended}
+        found = []
+        for at, (item, one, there) in enumerate(zip(known, own, held, strict=True)):
+            if there is None and one == own[-1]:
+                there = await self._own_bounds(one, lo=False)
+            end = item.end_offset if item.is_ended else ends.get(one) if there is None else there.next
+            # What a broker wrote that is away lies before the next part.
+            last = item.to_physical(known[at + 1].logic_offset) if one != own[-1] else LONG_MAX
+            stop = last if end is None else min(end, last)
+            found.append(QueuePart(one, item.logic_offset, item.start_offset, stop, there, end is not None))
+        return tuple(found)
+
+    async def _part_bounds(self, own: MessageQueue) -> OffsetBounds | None:
+        """Return what a broker's queue that is a part holds, None while the broker does not answer."""
+        try:
+            return await self._own_bounds(own, lo=False)
+        except (TransportError, RouteNotFound):
+            return None
+
+    def known_parts(self, queue: MessageQueue) -> tuple[QueuePart, ...]:
+        """Return the parts of a logical queue as `bounds` last found them; none if it never did."""
+        return self._parts.get(queue, ())
 
     async def _broker_of(self, queue: MessageQueue) -> tuple[Peer, MessageQueue]:
         """Return the connection to a queue's broker, its master if that is up, and the queue by its full name."""
@@ -319,15 +334,24 @@ class ClusterQueries:
         return self._run(self._of_each(list(queues), lambda queue: self._offset_at(queue, time_ms)))
 
     async def _offset_at(self, queue: MessageQueue, time_ms: int) -> int:
+        if not is_logical(queue):
+            return await self._own_offset_at(queue, time_ms)
+        for part in await self._parts_of(queue):
+            at = await self._own_offset_at(part.queue, time_ms, lo=False)
+            if at < part.end:
+                break
+        return part.logical + max(min(at, part.end) - part.first, 0)
+
+    async def _own_offset_at(self, queue: MessageQueue, time_ms: int, lo: bool | None = None) -> int:
         broker, queue = await self._broker_of(queue)
         # The end first: what comes meanwhile is of no interest.
-        end = await client_api.max_offset(broker, queue, timeout_ms=TIMEOUT_MS)
-        oldest = await client_api.min_offset(broker, queue, timeout_ms=TIMEOUT_MS)
+        end = (await client_api.queue_end(broker, queue, lo=lo, timeout_ms=TIMEOUT_MS)).offset
+        oldest = await client_api.min_offset(broker, queue, lo=lo, timeout_ms=TIMEOUT_MS)
         if oldest >= end:
             return end
         # A time that no long holds is beyond every message; Java's is signed, 64 bits.
-        guess = await client_api.search_offset(broker, queue, min(time_ms, (1 << 63) - 1), timeout_ms=TIMEOUT_MS)
-        return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue))
+        guess = await client_api.search_offset(broker, queue, min(time_ms, LONG_MAX), lo=lo, timeout_ms=TIMEOUT_MS)
+        return await first_at_or_after(time_ms, oldest, end, guess, partial(self._stored_ms, broker, queue, lo=lo))
 
     def stored_ms(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
         """Return the store time of each queue's first message at or after an offset; infinity if there is none. Queues
@@ -336,12 +360,24 @@ class ClusterQueries:
         return self._run(self._of_each(list(offsets), lambda q: self._stored_at(q, offsets[q]), if_there=True))
 
     async def _stored_at(self, queue: MessageQueue, offset: int) -> float:
-        broker, queue = await self._broker_of(queue)
-        return await self._stored_ms(broker, queue, offset)
+        own, offset, lo = await self._place(queue, offset)
+        broker, own = await self._broker_of(own)
+        return await self._stored_ms(broker, own, offset, lo=lo)
 
-    async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int) -> float:
+    async def _place(self, queue: MessageQueue, offset: int) -> tuple[MessageQueue, int, bool | None]:
+        """Return the broker's own queue in which an offset of a queue lies, or the next one behind a gap, its offset
+        there, and the `lo` with which the broker is asked.
+        """
+        if not is_logical(queue):
+            return queue, offset, None
+        parts = await self._parts_of(queue)
+        offset = max(of_parts(parts).past_gap(offset), parts[0].logical)
+        part = part_at(parts, offset)
+        return part.queue, offset - part.logical + part.first, False
+
+    async def _stored_ms(self, broker: Peer, queue: MessageQueue, offset: int, *, lo: bool | None = None) -> float:
         """Return the store time of the message at an offset, or of the next one where a compaction left it out."""
-        pulled = await self._pull(broker, queue, offset, 1)
+        pulled = await self._pull(broker, queue, offset, 1, lo)
         if pulled.code == ResponseCode.SUCCESS:
             # Bodies are of no interest here: one that does not inflate, or is damaged, has a time all the same.
             found = record.decode_all(pulled.records, check_crc=False)
@@ -349,9 +385,12 @@ class ClusterQueries:
             return next((r.store_time_ms for r in wanted), math.inf)
         return -math.inf if pulled.header.next_offset > offset else math.inf
 
-    async def _pull(self, broker: Peer, queue: MessageQueue, offset: int, count_max: int) -> client_api.PullResult:
-        at = queue.topic, queue.queue_id, offset
-        header = plain_pull(self._group, *at, count_max, ALL, expression_type=TAG, broker_name=queue.broker_name)
+    async def _pull(
+        self, broker: Peer, queue: MessageQueue, offset: int, count_max: int, lo: bool | None = None
+    ) -> client_api.PullResult:
+        at = queue.topic, queue.queue_id, offset, count_max, ALL
+        name = queue.broker_name
+        header = plain_pull(self._group, *at, kind=PartPullHeader, expression_type=TAG, broker_name=name, lo=lo)
         return await client_api.pull(broker, header, timeout_ms=TIMEOUT_MS)
 
     def record_bytes(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
@@ -362,8 +401,9 @@ class ClusterQueries:
         return {queue: size for queue, size in found.items() if size is not None}
 
     async def _record_bytes(self, queue: MessageQueue, offset: int) -> float | None:
-        broker, queue = await self._broker_of(queue)
-        pulled = await self._pull(broker, queue, offset, SAMPLE_COUNT)
+        own, offset, lo = await self._place(queue, offset)
+        broker, own = await self._broker_of(own)
+        pulled = await self._pull(broker, own, offset, SAMPLE_COUNT, lo)
         count = pulled.header.next_offset - offset
         return len(pulled.records) / count if pulled.code == ResponseCode.SUCCESS and count > 0 else None
 
@@ -435,7 +475,9 @@ class ClusterQueries:
         brokers = (await self._cluster_info()).broker_addr_table
         found: dict[MessageQueue, str] = {}
         for queue, offset in offsets.items():
-            broker = brokers.get(queue.broker_name)
+            # A logical queue's leader, as last known: without it nobody can tell.
+            names = [part.queue.broker_name for part in self.known_parts(queue)] or [queue.broker_name]
+            broker = brokers.get(names[-1])
             address = broker.broker_addrs.get(MASTER_ID) if broker else None
             if address is None:
                 continue
@@ -452,6 +494,9 @@ class ClusterQueries:
     async def _why_gone_from(self, address: str, queue: MessageQueue, offset: int) -> str | None:
         broker = await self._connections.get(address)
         try:
+            if is_logical(queue):
+                static = await admin_api.static_topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
+                return TOPIC_DELETED if static is None or static.mapping_detail is None else None
             config = await admin_api.topic_config(broker, queue.topic, timeout_ms=TIMEOUT_MS)
         except ServerError as e:
             if e.code in (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE):
@@ -526,12 +571,15 @@ def _shared(text: str | None) -> tuple[tuple[int, int], ...]:
 
 def making_of(bounds: Mapping[MessageQueue, OffsetBounds]) -> Made:
     """Return the numbers of topics' making and of stores, as brokers told them."""
-    topics = {(queue.topic, queue.broker_name): found.made_at for queue, found in bounds.items() if found.made_at}
+    told = [(own, held) for queue, found in bounds.items() for own, held, _ in found.read_of(queue, LONG_MAX)]
+    topics = {(own.topic, own.broker_name): held.made_at for own, held in told if held.made_at}
     return topics | {
-        (EACH_TOPIC, queue.broker_name): found.store_number
-        for queue, found in bounds.items()
-        if found.store_number and found.of_master
+        (EACH_TOPIC, own.broker_name): held.store_number for own, held in told if held.store_number and held.of_master
     }
+
+
+def _brokers(bounds: Mapping[MessageQueue, OffsetBounds]) -> set[str]:
+    return {name for queue, found in bounds.items() for name in found.brokers(queue)}
 
 
 def remade(namesrv: str, access: Access, topic: str, made: Made, brokers: Collection[str]) -> str:
@@ -539,7 +587,7 @@ def remade(namesrv: str, access: Access, topic: str, made: Made, brokers: Collec
     since, or the broker's store; "" if none is known to. Raises RouteNotFound, TransportError.
     """
     with contextlib.closing(ClusterQueries(namesrv, access=access)) as cluster:
-        queues = [queue for queue in cluster.queues([topic]) if queue.broker_name in brokers]
+        queues = [queue for queue in cluster.queues([topic]) if queue.broker_name in brokers or is_logical(queue)]
         bounds = cluster.bounds(queues, if_there=True)
         # What was sent may lie anywhere.
         found = cluster.made_anew(bounds, made, dict.fromkeys(bounds, LONG_MAX))

@@ -24,11 +24,11 @@ from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
-from rocketspark.tables.cluster_queries import lacks
 from rocketspark.tables.columns import columns_of
 from rocketspark.tables.offset_ranges import OffsetRange, to_json
 from rocketspark.tables.option_values import COMMITTED, AtTime
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.queue_bounds import lacks
 from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import lost
 from rocketspark.tables.read.partitions import QueuePartition
@@ -240,8 +240,8 @@ class _Export:
         """
         if not isinstance(partition, QueuePartition):
             return False
-        noted = self._note.stores.get(partition.broker_name)
-        return lacks(noted, partition.store_number, partition.shared, partition.end)
+        noted = self._note.stores.get(partition.own_broker)
+        return lacks(noted, partition.store_number, partition.shared, partition.own.end)
 
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)
@@ -299,7 +299,9 @@ def _queues(partitions: list[batch.Partition]) -> list[tuple[str, str, int, int,
     found: dict[MessageQueue, tuple[int, int, int | None]] = {}
     for partition in partitions:
         queue, first, end = partition.source
-        log_end = partition.log_end if isinstance(partition, QueuePartition) else None
+        log_end = None
+        if isinstance(partition, QueuePartition) and partition.less is None:
+            log_end = partition.log_end  # The parts of a logical queue lie in several logs.
         found[queue] = (found.get(queue, (first,))[0], end, log_end)
     return [(q.topic, q.broker_name, q.queue_id, *how) for q, how in found.items()]
 
@@ -307,7 +309,7 @@ def _queues(partitions: list[batch.Partition]) -> list[tuple[str, str, int, int,
 def _stores(partitions: list[batch.Partition]) -> dict[str, int]:
     """Return the numbers of the stores that partitions are read from, by broker; without those that tell none."""
     live = (one for one in partitions if isinstance(one, QueuePartition))
-    return {one.broker_name: one.store_number for one in live if one.store_number}
+    return {one.own_broker: one.store_number for one in live if one.store_number}
 
 
 def _remaining(note: Note) -> list[OffsetRange]:

@@ -12,7 +12,8 @@ from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.tables import cluster_queries
-from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, OffsetBounds
+from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries
+from rocketspark.tables.queue_bounds import OffsetBounds
 
 Q = MessageQueue("t", "a", 0)
 

@@ -18,6 +18,7 @@ from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
+from rocketspark.protocol.headers.static_topics import PartMaxHeader, PartQueueHeader, PartSearchHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import record
 from rocketspark.protocol.timers import RecallHeader, RecallReply
@@ -232,26 +233,34 @@ async def max_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = T
     return (await queue_end(broker, queue, timeout_ms=timeout_ms)).offset
 
 
-async def queue_end(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> headers.OffsetReply:
+async def queue_end(
+    broker: Peer, queue: MessageQueue, *, lo: bool | None = None, timeout_ms: float = TIMEOUT_MS
+) -> headers.OffsetReply:
     """Return the whole reply to a question for a queue's max offset, with what our brokers alone tell (see
-    OffsetReply).
+    OffsetReply). `lo`: false for a broker's own queue of a static topic.
     """
-    header = headers.MaxOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
+    header = PartMaxHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name, lo=lo)
     reply = await broker.request(RequestCode.GET_MAX_OFFSET, header, timeout_ms=timeout_ms)
     return reply.raise_for_code(f"max offset of {queue}").header(headers.OffsetReply)
 
 
-async def min_offset(broker: Peer, queue: MessageQueue, *, timeout_ms: float = TIMEOUT_MS) -> int:
-    """Return the offset of the oldest message that is still there."""
-    header = headers.QueueHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name)
+async def min_offset(
+    broker: Peer, queue: MessageQueue, *, lo: bool | None = None, timeout_ms: float = TIMEOUT_MS
+) -> int:
+    """Return the offset of the oldest message that is still there. `lo`: as of `queue_end`."""
+    header = PartQueueHeader(topic=queue.topic, queue_id=queue.queue_id, broker_name=queue.broker_name, lo=lo)
     reply = await broker.request(RequestCode.GET_MIN_OFFSET, header, timeout_ms=timeout_ms)
     return reply.raise_for_code(f"min offset of {queue}").header(headers.OffsetReply).offset
 
 
-async def search_offset(broker: Peer, queue: MessageQueue, time_ms: int, *, timeout_ms: float = TIMEOUT_MS) -> int:
-    """Return the offset of the first message stored at or after `time_ms`; the max offset if there is none."""
-    header = headers.SearchOffsetHeader(
-        topic=queue.topic, queue_id=queue.queue_id, time_ms=time_ms, broker_name=queue.broker_name
+async def search_offset(
+    broker: Peer, queue: MessageQueue, time_ms: int, *, lo: bool | None = None, timeout_ms: float = TIMEOUT_MS
+) -> int:
+    """Return the offset of the first message stored at or after `time_ms`; the max offset if there is none. `lo`: as of
+    `queue_end`.
+    """
+    header = PartSearchHeader(
+        topic=queue.topic, queue_id=queue.queue_id, time_ms=time_ms, broker_name=queue.broker_name, lo=lo
     )
     reply = await broker.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_ms=timeout_ms)
     return reply.raise_for_code(f"offset by time of {queue}").header(headers.OffsetReply).offset

@@ -89,12 +89,20 @@ class PullHeader(Header, kw_only=True, gc=False):
 
 
 def plain_pull(
-    group: str, topic: str, queue_id: int, offset: int, count_max: int, subscription: str = "*", **more: Any
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    count_max: int,
+    subscription: str = "*",
+    *,
+    kind: type[PullHeader] = PullHeader,
+    **more: Any,
 ) -> PullHeader:
     """Return the header of a pull that is answered at once and commits no offset; `more`: further fields of
-    PullHeader.
+    `kind`.
     """
-    return PullHeader(
+    return kind(
         group=group,
         topic=topic,
         queue_id=queue_id,

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError
 from rocketspark.model import MessageQueue
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.tables.cluster_queries import OffsetBounds
 from rocketspark.tables.offset_ranges import Offsets
+from rocketspark.tables.queue_bounds import OffsetBounds
 
 log = LimitedLog("rocketspark.spark")
 
@@ -237,10 +237,10 @@ def unread(positions: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> d
     what the queues hold.
     """
     found = {}
-    for queue, (oldest, newest, *_) in bounds.items():
-        begin = max(positions.get(queue, oldest), oldest)
-        if newest > begin:
-            found[queue, begin] = newest - begin
+    for queue, held in bounds.items():
+        begin = held.past_gap(max(positions.get(queue, held.oldest), held.oldest))
+        if count := max(held.rows_before(held.next) - held.rows_before(begin), 0):
+            found[queue, begin] = count
     return found
 
 

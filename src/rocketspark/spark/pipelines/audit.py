@@ -17,6 +17,7 @@ from rocketspark.admin.messages.dead_letter_rules import ORIGINS, origin_of
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, namespace
+from rocketspark.model.route import is_logical
 from rocketspark.spark.pipelines.connection import Connection, closed_topics, connection, operations_of
 from rocketspark.spark.pipelines.options import AuditOptions
 from rocketspark.spark.pipelines.parts.audit_figures import (
@@ -154,6 +155,11 @@ def _bounds(operations: Admin, where: Connection, topics: Sequence[str]) -> dict
         except RouteNotFound:
             text = f"no topic {topic!r} at {where.namesrv}: check the name, or the namespace"
             raise RouteNotFound(topic, remark=text) from None
+        if any(is_logical(q.queue) for q in state.queues):
+            raise ConfigError(
+                f"topic {topic!r} is a static topic: its offsets have gaps where queues were moved, which an audit"
+                " would take for missing messages; leave it out"
+            )
         bounds |= {_bare(where.namespace, q.queue): (q.min_offset, q.max_offset) for q in state.queues}
     return bounds
 

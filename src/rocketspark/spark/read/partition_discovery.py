@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from rocketspark.errors import RocketSparkError, RouteNotFound, TransportError
 from rocketspark.model import MessageQueue
-from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.offset_ranges import Offsets
 from rocketspark.tables.option_values import assigned_of, matching
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.partitions import closed_parts
 
 log = logging.getLogger("rocketspark.spark")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -31,13 +31,7 @@ from rocketspark.spark.spark_features import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from rocketspark.tables.cluster_queries import (
-    TOPIC_DELETED,
-    ClusterQueries,
-    OffsetBounds,
-    is_of_other_store,
-    making_of,
-)
+from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, making_of
 from rocketspark.tables.offset_ranges import (
     EACH_TOPIC,
     START_KEY,
@@ -53,6 +47,7 @@ from rocketspark.tables.offset_ranges import (
     to_json,
 )
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.queue_bounds import OffsetBounds, is_of_other_store
 from rocketspark.tables.read.data_loss import lost
 from rocketspark.tables.read.partitions import open_cluster, plan, queues_of, starts
 
@@ -220,9 +215,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin |= added
             for queue, offset in begin.items():
                 ends.setdefault(queue, offset)
-            if not anew and self._is_too_little(begin, ends, limit):
+            # A gap in a logical queue's offsets counts as nothing.
+            first, last = (
+                {q: bounds[q].rows_before(of[q]) if q in bounds else of[q] for q in of} for of in (begin, ends)
+            )
+            if not anew and self._is_too_little(first, last, limit):
                 return start
-            ends = self._limited(begin, ends, limit)
+            ends = self._limited(first, last, limit, bounds)
             if ends == from_json(start) and not anew:
                 return start
             self._triggered_s = self._clock_s()
@@ -265,28 +264,31 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (self._clock_s() - self._triggered_s) * 1000
         return sum(lag(begin, ends).values()) < least and waited_ms < self._options.trigger_delay_max_ms
 
-    def _limited(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the ends within the limits on messages and bytes."""
+    def _limited(
+        self, begin: Offsets, ends: Offsets, limit: ReadLimit, bounds: Mapping[MessageQueue, OffsetBounds]
+    ) -> Offsets:
+        """Return the ends within the limits on messages and bytes, as offsets. `begin`, `ends`: as of `rows_before`."""
         options = self._options
-        if isinstance(limit, ReadAllAvailable):
-            return ends
-        rows = [options.rows_per_trigger_max, limit.max_rows if isinstance(limit, ReadMaxRows) else None]
-        if rows_max := min((count for count in rows if count is not None), default=None):
-            ends = admit(begin, ends, rows_max)
-        if options.bytes_per_trigger_max:
-            ends = self._within_bytes(begin, ends, options.bytes_per_trigger_max)
-        return ends
+        if not isinstance(limit, ReadAllAvailable):
+            rows = [options.rows_per_trigger_max, limit.max_rows if isinstance(limit, ReadMaxRows) else None]
+            if rows_max := min((count for count in rows if count is not None), default=None):
+                ends = admit(begin, ends, rows_max)
+            if options.bytes_per_trigger_max:
+                ends = self._within_bytes(begin, ends, options.bytes_per_trigger_max, bounds)
+        return _offsets(ends, bounds)
 
-    def _within_bytes(self, begin: Offsets, ends: Offsets, bytes_max: int) -> Offsets:
+    def _within_bytes(
+        self, begin: Offsets, ends: Offsets, bytes_max: int, bounds: Mapping[MessageQueue, OffsetBounds]
+    ) -> Offsets:
         """Return ends by the size of messages at the begin of each queue, and again in the middle of what that would
         admit.
         """
         cluster = self._open()
         holding = [queue for queue, count in lag(begin, ends).items() if count]
-        sizes = cluster.record_bytes({queue: begin[queue] for queue in holding})
+        sizes = cluster.record_bytes(_offsets({queue: begin[queue] for queue in holding}, bounds))
         first = admit_bytes(begin, ends, sizes, bytes_max)
         middles = {queue: (begin[queue] + first[queue]) // 2 for queue in holding}
-        for queue, size in cluster.record_bytes(middles).items():
+        for queue, size in cluster.record_bytes(_offsets(middles, bounds)).items():
             sizes[queue] = (sizes.get(queue, size) + size) / 2
         return admit_bytes(begin, ends, sizes, bytes_max)
 
@@ -366,6 +368,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = self._partition_discovery = self._group_offsets = None
+
+
+def _rows(offsets: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> Offsets:
+    """Return the numbers of `rows_before` for offsets."""
+    return {queue: bounds[queue].rows_before(at) if queue in bounds else at for queue, at in offsets.items()}
+
+
+def _offsets(rows: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> Offsets:
+    """Return the offsets for numbers of `rows_before`."""
+    return {queue: bounds[queue].offset_after(at) if queue in bounds else at for queue, at in rows.items()}
 
 
 class RefusedReader(DataSourceStreamReader):

@@ -56,6 +56,11 @@ def _bounded(source: Source, options: ReadOptions) -> tuple[Offsets, Offsets]:
     if isinstance(source, ClusterQueries):
         partitions.check_open(source, options, queues)
     bounds = source.bounds(queues)
+    if options.compacted and (moved := [queue for queue in queues if len(bounds[queue].parts) > 1]):
+        raise ConfigError(
+            f"option compacted is for queues of one broker, and queue {moved[0].queue_id} of static topic"
+            f" {moved[0].topic!r} was moved, so that its keys lie on several: leave the option out"
+        )
     first = starts(source, bounds, options)
     end = ends(source, bounds, options)
     stated = isinstance(options.starting, dict) and not isinstance(options.ending, AtTime | AtTimes)
@@ -95,7 +100,7 @@ def _following(partition: Partition, options: ReadOptions) -> Partition | None:
     """Return what came to a queue since the read of it was planned, if a broker compacts the topic and the options want
     the queue to its end; None otherwise, and if nothing came.
     """
-    if options.ending != LATEST or not isinstance(partition, QueuePartition):
+    if options.ending != LATEST or not isinstance(partition, QueuePartition) or partition.less is not None:
         return None
     queue = partition.source.queue
     addresses = addresses_now(queue, partition.addresses, options)

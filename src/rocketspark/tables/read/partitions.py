@@ -12,15 +12,18 @@ from contextlib import closing
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
-from rocketspark.tables.cluster_queries import ClusterQueries, OffsetBounds
+from rocketspark.model.route import is_logical
+from rocketspark.tables.cluster_queries import ClusterQueries
 from rocketspark.tables.columns import Columns
 from rocketspark.tables.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
 from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, assigned_of, check_all_there
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.queue_bounds import OffsetBounds, QueuePart, cut, part_at
 from rocketspark.tables.read.data_loss import ReadFindings, lost
 from rocketspark.tables.read.executor_queries import broker_away
 from rocketspark.tables.read.pull_records import PulledPiece, fetch
@@ -55,7 +58,8 @@ class QueuePartition:
 
     `filters`: the broker's filter looks at each message by itself, so it may be used. `log_end`: the end of the log
     when the partition was planned; messages behind it are of a topic that was made anew since. `store_number`: of the
-    broker's store, and `shared`: what it has of others, as in OffsetBounds.
+    broker's store, and `shared`: what it has of others, as in OffsetBounds. `part`: of a logical queue, in which all
+    these offsets lie; the broker and its store are those of the part.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class QueuePartition:
         log_end: int | None = None,
         store_number: int = 0,
         shared: tuple[tuple[int, int], ...] = (),
+        part: QueuePart | None = None,
     ) -> None:
         queue = source.queue
         self.topic, self.broker_name, self.queue_id = queue.topic, queue.broker_name, queue.queue_id
@@ -74,11 +79,35 @@ class QueuePartition:
         self.filters = filters
         self.log_end = log_end
         self.store_number, self.shared = store_number, shared
+        # The broker's own queue, and how much its offsets are less.
+        own = queue if part is None else part.queue
+        self.own_broker, self.own_queue_id = own.broker_name, own.queue_id
+        self.less = None if part is None else part.logical - part.first
 
     @property
     def source(self) -> OffsetRange:
         """The partition's queue and offsets."""
         return OffsetRange(MessageQueue(self.topic, self.broker_name, self.queue_id), self.first, self.end)
+
+    @property
+    def own(self) -> OffsetRange:
+        """What the broker is asked for: its own queue, with the offsets there."""
+        less = self.less or 0
+        queue = MessageQueue(self.topic, self.own_broker, self.own_queue_id)
+        return OffsetRange(queue, self.first - less, self.end - less)
+
+    def as_read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of the broker's own queue as those of the partition's."""
+        if self.less is not None:
+            names = rows.schema.names
+            if "queueId" in names:
+                at = names.index("queueId")
+                given = pa.array([self.queue_id]).cast(rows.column(at).type)[0]
+                rows = rows.set_column(at, rows.schema.field(at), pa.repeat(given, rows.num_rows))
+            if "queueOffset" in names:
+                at = names.index("queueOffset")
+                rows = rows.set_column(at, rows.schema.field(at), pc.add(rows.column(at), self.less))
+        return rows
 
     def __repr__(self) -> str:
         return f"QueuePartition({self.topic}/{self.broker_name}/{self.queue_id} [{self.first}, {self.end}))"
@@ -244,17 +273,33 @@ def plan(
     bounds = cluster.bounds(changed(first, end), if_there=made is not None, seen=seen)
     if made is not None:
         end = end | _not_read(bounds, first, end, cluster.made_anew(bounds, made, seen), options)
+    first = first | {
+        q: max(first[q], min(now.past_gap(first[q]), end[q])) for q, now in bounds.items() if now.parts and q in first
+    }
     wanted = narrow(ranges(bounds, _behind_compaction(cluster, bounds, first, end), end, options))
-    parts = split(wanted, options.partitions_min, options.rows_per_partition_max)
+    parts = {r.queue: _parts_of(cluster, r.queue, bounds) for r in wanted if is_logical(r.queue)}
+    wanted = [piece for r in wanted for piece in (cut(r, parts[r.queue]) if r.queue in parts else [r])]
     asked = (ReadFilter.of(options) if rows is None else rows).asked()
     found = []
-    for part in parts:
-        addresses = cluster.addresses(part.queue.broker_name)
-        if not addresses and made is None:
-            raise broker_away(part.queue)
-        filters = asked.is_all or (part.queue in bounds and cluster.filters_each_message(part.queue))
-        found.append(QueuePartition(part, addresses, filters, *_log_of(bounds.get(part.queue))))
+    for one in split(wanted, options.partitions_min, options.rows_per_partition_max):
+        part = part_at(parts[one.queue], one.first) if one.queue in parts else None
+        own, held = (one.queue, bounds.get(one.queue)) if part is None else (part.queue, part.held)
+        addresses = cluster.addresses(own.broker_name)
+        if (not addresses and made is None) or (part is not None and not part.ended):
+            raise broker_away(own)
+        filters = asked.is_all or (held is not None and cluster.filters_each_message(own))
+        found.append(QueuePartition(one, addresses, filters, *_log_of(held), part))
     return found
+
+
+def _parts_of(
+    cluster: ClusterQueries, queue: MessageQueue, bounds: dict[MessageQueue, OffsetBounds]
+) -> tuple[QueuePart, ...]:
+    """Return the parts of a logical queue, as last known if its leader does not answer now."""
+    parts = bounds[queue].parts if queue in bounds else cluster.known_parts(queue)
+    if not parts:
+        raise broker_away(queue)
+    return parts
 
 
 def _log_of(now: OffsetBounds | None) -> tuple[int | None, int, tuple[tuple[int, int], ...]]:
@@ -336,7 +381,7 @@ def ranges(
         if start < oldest and not of_master:
             oldest = start  # A slave may have joined late; the master tells what is gone.
         if start < oldest:
-            lost(OffsetRange(queue, start, min(oldest, end[queue])), "deleted", options)
+            lost(OffsetRange(queue, start, bounds[queue].before_gap(min(oldest, end[queue]))), "deleted", options)
         found.append(OffsetRange(queue, max(start, oldest), min(end[queue], newest)))
     return found
 
@@ -347,7 +392,7 @@ def read_partition(
     """Return the rows of a partition, as Arrow batches of some 16,000 rows; `rows` as in `plan`."""
     rows = ReadFilter.of(options) if rows is None else rows
     asked = rows.asked() if partition.filters else EVERY_MESSAGE
-    findings = ReadFindings(partition.source.queue, partition.addresses, options)
+    findings = ReadFindings(partition.own.queue, partition.addresses, options)
     wanted = DecodeRequest(
         columns.decoded,
         broker=partition.broker_name,
@@ -358,11 +403,11 @@ def read_partition(
         check_crc=options.check_crc,
         findings=findings,
     )
-    for piece in fetch(partition.source, partition.addresses, options, asked):
+    for piece in fetch(partition.own, partition.addresses, options, asked, is_part=partition.less is not None):
         if piece.spans:
             for batch in rows_of(piece, partition, wanted):
                 if batch.num_rows:
-                    yield columns.given(batch)
+                    yield columns.given(partition.as_read(batch))
         elif piece.whole:
             findings.missing(piece.first, piece.end)
     findings.done()

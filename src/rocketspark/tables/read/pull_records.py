@@ -21,6 +21,7 @@ from rocketspark.model.subscription import SQL92
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode, is_retriable
 from rocketspark.protocol.headers import PullHeader, PullReply, plain_pull
+from rocketspark.protocol.headers.static_topics import PartPullHeader
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import AT
 from rocketspark.tables.offset_ranges import OffsetRange
@@ -107,12 +108,18 @@ def in_flight_max(step: int, reply_bytes: int) -> int:
 
 
 def fetch(
-    source: OffsetRange, addresses: tuple[str, ...], options: ReadOptions, asked: Subscription | None = None
+    source: OffsetRange,
+    addresses: tuple[str, ...],
+    options: ReadOptions,
+    asked: Subscription | None = None,
+    *,
+    is_part: bool = False,
 ) -> Iterator[PulledPiece]:
     """Fetch the records of a queue range, piece by piece, from the first of `addresses` that answers.
 
     `asked`: the filter that the broker is asked to apply, by default that of the options; it may send more messages. A
-    broker that refuses to filter is asked for everything.
+    broker that refuses to filter is asked for everything. `is_part`: the queue is a broker's own one that is part of a
+    logical queue.
 
     If the connection is lost, reading goes on with a new one, so a broker may be started anew meanwhile, or another
     take its place: the NameServer is asked who it is. After 4 attempts and 30 s without progress the error is raised.
@@ -128,7 +135,7 @@ def fetch(
             if not addresses and not (addresses := addresses_now(source.queue, (), options)):
                 raise broker_away(source.queue)
             address = addresses[retries.failed % len(addresses)]
-            for piece in _Puller(source._replace(first=at), address, options, asked):
+            for piece in _Puller(source._replace(first=at), address, options, asked, is_part=is_part):
                 at = piece.end
                 yield piece
                 retries.progressed()
@@ -145,8 +152,11 @@ def fetch(
 class _Puller:
     """Reads a range over one connection."""
 
-    def __init__(self, source: OffsetRange, address: str, options: ReadOptions, wanted: Subscription) -> None:
+    def __init__(
+        self, source: OffsetRange, address: str, options: ReadOptions, wanted: Subscription, *, is_part: bool
+    ) -> None:
         self._wanted = wanted
+        self._lo = False if is_part else None
         self._source = source
         self._address = address
         self._options = options
@@ -238,6 +248,8 @@ class _Puller:
             bytes_max=self._options.bytes_per_pull_max,
             broker_name=queue.broker_name,
             bulk=True,
+            kind=PartPullHeader,
+            lo=self._lo,
         )
 
     def _take(self, pull: _Pull, reply: PipelinedReply) -> None:

@@ -21,12 +21,12 @@ from rocketspark.store.readonly.queue_units import QueueFiles
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 from rocketspark.store.readonly.read_only_tier import ReadOnlyTier, is_tier
 from rocketspark.store.readonly.record_reader import RecordReader
-from rocketspark.tables.cluster_queries import OffsetBounds
 from rocketspark.tables.columns import Columns
 from rocketspark.tables.given_options import StorePaths
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets, split
 from rocketspark.tables.option_values import matching
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.data_loss import ReadFindings, lost
 from rocketspark.tables.read.partitions import Narrow, changed, ranges
 from rocketspark.tables.read.read_filter import ReadFilter

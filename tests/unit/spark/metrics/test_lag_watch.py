@@ -13,7 +13,7 @@ from rocketspark.errors import NotSent, RouteNotFound, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.metrics import lag_watch
 from rocketspark.spark.metrics.lag_watch import LagWatch, TopicLag
-from rocketspark.tables.cluster_queries import OffsetBounds
+from rocketspark.tables.queue_bounds import OffsetBounds
 
 Q = [MessageQueue("t", "a", n) for n in range(3)]
 NOW_S = 1000.0

@@ -15,9 +15,9 @@ from rocketspark.spark.pipelines.dedupe import SeenReader
 from rocketspark.spark.read.partition_discovery import DiscoveredQueues
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
-from rocketspark.tables.cluster_queries import OffsetBounds
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
+from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.partitions import QueuePartition
 
 pytestmark = pytest.mark.shows("mended: `dedupe` loses messages after the driver's clock went back")
