@@ -17,6 +17,8 @@ from starlette.testclient import TestClient
 from tests.console import scene
 from tests.console.support import opened, posted
 
+from rocketspark import Producer
+from rocketspark.admin import Admin
 from rocketspark.console import ConsoleSettings, make_app
 from rocketspark.console.content import downloads, event_streams
 from rocketspark.console.pages import messages as pages_of_messages
@@ -101,6 +103,27 @@ def test_a_file_has_a_bound_of_bytes(
     for path in (f"/messages/export?topic=orders&pick={place}", "/messages/export?topic=orders"):
         answer = client.get(path)
         assert (answer.status_code, "more than 1 MiB: save fewer" in answer.text) == (400, True)
+
+
+def test_a_search_goes_on_in_every_queue_however_many_there_are(
+    client: TestClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues, of_each = 24, 3
+    with Admin(cluster.namesrv) as admin, Producer(cluster.namesrv) as producer:
+        admin.create_topic("wide", queue_count=queues)
+        for queue in producer.queues("wide"):
+            for number in range(of_each):
+                producer.send("wide", b"%d" % number, queue=queue)
+    monkeypatch.setattr(pages_of_messages, "STEP", queues)
+    answer, places = client.get("/messages?topic=wide&order=oldest"), list[str]()
+    while True:
+        assert answer.status_code == 200, answer.text
+        places += re.findall(r'name="pick" value="([^"]*)"', answer.text)
+        after = NEXT.search(answer.text)
+        if after is None:
+            break
+        answer = client.get(unescape(after[1]))
+    assert len(places) == len(set(places)) == queues * of_each
 
 
 def test_a_step_of_a_search_holds_so_many_bytes_and_goes_on(

@@ -16,7 +16,7 @@ How a page is made:
    `{% call post("/topics/create") %} … {% endcall %}` of `macros.html`, which brings the token. A file of the
    user's own (export) is a page that returns a Response.
 4. Templates escape what they print, and every text goes through `shown`: cut at 200 characters, control characters
-   escaped. `{{ x|exact }}` is the text itself, for values of fields that are sent back; `{{ x|lines }}` keeps its
+   escaped. `{{ x|exact }}` is the text itself, for values and addresses that are sent back; `{{ x|lines }}` keeps its
    lines, for bodies. Addresses: `{{ link("/topic", name=x) }}`, `path_of` in Python. Never `|safe`, `style=`,
    `<script>` with code or `on…=`: the content security policy lets none of them act. Macros: `macros.html`.
 5. What moves: `<span data-live="put_rate">` and `<div data-plot="put_rate,get_rate" data-title="…">` are filled from
