@@ -147,6 +147,29 @@ def test_one_user_leaves_places_of_pages_that_follow_to_others(
         assert client.get("/events").status_code == 503
 
 
+def test_pages_that_ask_at_once_to_be_kept_up_to_date_are_no_more_than_may_be(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "STREAMS_OF_ONE_MAX", 2)
+    asked = list[int]()
+
+    async def may_see(ways: Any, call: Any) -> None:
+        asked.append(1)
+        while len(asked) < 5:
+            await asyncio.sleep(0.001)
+
+    async def next_() -> tuple[float, dict[str, float]]:
+        console.closing.set()
+        return 1.0, {}
+
+    with opened(cluster.namesrv) as client, ThreadPoolExecutor(5) as threads:
+        console = client.app.state.console  # type: ignore[attr-defined]
+        monkeypatch.setattr(app._Ways, "_may_see_figures", may_see)
+        monkeypatch.setattr(console.sampler, "next", next_)
+        answers = list(threads.map(client.get, ["/events"] * 5))
+        assert sorted(answer.text.partition("\n")[0] for answer in answers) == ["", "", "", *["retry: 3000"] * 2]
+
+
 def test_figures_of_a_cluster_that_is_away_are_no_fault_of_who_asks() -> None:
     with opened("127.0.0.1:1") as client:
         assert (client.get("/samples").status_code, client.get("/samples").json()) == (200, [])

@@ -331,11 +331,17 @@ class _Ways:
         """Answer with each sample once it is taken, as an event of the server."""
         await self._may_see_figures(call)
         one = call.who or place_of(self._source(call).rpartition(":")[0])
-        if self._streams[one] >= STREAMS_OF_ONE_MAX or self._streams.total() >= STREAMS_MAX:
+        if not self._has_place(one):
             raise NotNow(f"{STREAMS_OF_ONE_MAX} of your pages, or {STREAMS_MAX} in all, are kept up to date already")
         return EventStream(self._stream(call, one))
 
+    def _has_place(self, one: str) -> bool:
+        return self._streams[one] < STREAMS_OF_ONE_MAX and self._streams.total() < STREAMS_MAX
+
     async def _stream(self, call: Call, one: str) -> AsyncGenerator[bytes]:
+        if not self._has_place(one):
+            # Others began since that was looked at; the page asks once more.
+            return
         self._streams[one] += 1
         closing = asyncio.ensure_future(self._console.closing.wait())
         try:
