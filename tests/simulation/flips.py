@@ -123,11 +123,11 @@ async def _read(cluster: Cluster) -> dict[tuple[int, int], str]:
 
 
 async def all_of(
-    consumer: AsyncPullConsumer, topic: str, *, polls: int = 6, poll_ms: float = 2000
+    consumer: AsyncPullConsumer, topic: str, *, polls: int = 6, poll_ms: float = 2000, expression: str = "*"
 ) -> AsyncIterator[ReceivedMessage]:
     """Give the messages of all queues of a topic from their beginning on, until so many polls in a row bring none."""
     queues: list[MessageQueue] = await consumer.queues(topic)
-    await consumer.assign(queues)
+    await consumer.assign(queues, expression)
     for queue in queues:
         await consumer.seek_to_beginning(queue)
     quiet = 0

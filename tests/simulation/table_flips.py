@@ -22,10 +22,13 @@ from tests.simulation.nodes import Cluster
 from tests.simulation.world import Node, World, wait_until
 
 from rocketspark import AsyncProducer, AsyncPullConsumer, AsyncPushConsumer, Message, ReceivedMessage
+from rocketspark.admin.operations import AsyncAdmin
 
 TOPIC, TIMED, DELAYED, GROUP = "t", "timed", "delayed", "readers"
 FIRST, SECOND, TIMERS, LATER = 60, 20, 20, 6
 DUE_S = 45.0
+# Those that are written anew while readers commit and operators change something.
+WRITTEN = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
 TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json", "timermetrics")
 # By file, below the store: how often it is drawn.
 FILES = {"timerwheel": 4, "config/timercheck": 2, "timerlog": 2, "checkpoint": 1, **{f"config/{t}": 2 for t in TABLES}}
@@ -41,6 +44,17 @@ async def alone(world: World) -> dict[str, Any]:
     run.check()
     await run.cluster.stop()
     return {"sent": len(run.sent), "read": len(run.there), "timers": sum(run.came[body] for body in run.timed)}
+
+
+async def while_running(world: World) -> dict[str, Any]:
+    """One broker that runs, and writes its tables anew meanwhile; what is read back at its next start is looked at."""
+    run = _Run(world)
+    await run.begin()
+    await run.flip_running()
+    await run.go_on()
+    run.check()
+    await run.cluster.stop()
+    return {"sent": len(run.sent), "read": len(run.there)}
 
 
 class _Run:
@@ -152,6 +166,57 @@ class _Run:
         self.world.states["bits flipped"] += len(self.flips)
         self.world.states["entries of tables hit"] += sum(map(len, self.hit.values()))
         await asyncio.sleep(1)
+
+    async def flip_running(self) -> None:
+        """Flip bits of tables, each in the file or in its `.bak`, while they are written anew, and end the broker."""
+        chance, store = self.world.random("flips"), self.cluster.store(self.node)
+        reader = self.world.node("reader between").start(lambda node: self._read_some(node, 10_000))
+        are_backups = {name: chance.random() < 0.3 for name in WRITTEN}
+        steps = [self._draw_running(chance, are_backups) for _ in range(chance.randint(2, 5))]
+        self.flips = self.world.planned("flips", steps)
+        flipped: dict[str, tuple[bytes, bytes]] = {}
+        for number, flip in enumerate(self.flips):
+            await asyncio.sleep(flip["after_s"])
+            path = store / flip["path"]
+            if path.exists() and path.with_name(f"{path.name.removesuffix('.bak')}.bak").exists():
+                before = path.read_bytes()
+                self.node.disk.flip(path, int(flip["share"] * len(before)), flip["bit"])
+                flipped[flip["path"]] = before, path.read_bytes()
+                self.world.record("flip", **flip)
+                self.world.states["bits flipped"] += 1
+            if flip["is_changed"]:
+                await self.world.node("operator").run(lambda node, number=number: self._change(number))
+        await asyncio.sleep(chance.uniform(0, 7))
+        self._end(is_killed=chance.random() < 0.7)
+        while self.node.processes:
+            await asyncio.sleep(0.1)
+        reader.end(silent=False)
+        for name, (before, after) in flipped.items():
+            # What was written anew since is right.
+            if (path := store / name).read_bytes() == after and path.name in TABLES:
+                self.hit.setdefault(path.name, set()).update(_changed(before, after))
+                self.world.states["tables with a flip at the start"] += 1
+        await asyncio.sleep(1)
+
+    @staticmethod
+    def _draw_running(chance: random.Random, are_backups: dict[str, bool]) -> dict[str, Any]:
+        name = chance.choice(WRITTEN)
+        return {
+            "after_s": round(chance.uniform(0.5, 6), 3),
+            "path": f"config/{name}{'.bak' if are_backups[name] else ''}",
+            "share": chance.random(),
+            "bit": chance.randrange(8),
+            "is_changed": chance.random() < 0.6,
+        }
+
+    async def _change(self, number: int) -> None:
+        """Have tables of topics and groups written anew."""
+        async with AsyncAdmin(self.cluster.servers_address) as operator:
+            await operator.create_topic(f"other-{number}")
+            await operator.put_group(f"others-{number}")
+
+    def _end(self, *, is_killed: bool) -> None:
+        self.node.kill() if is_killed else self.node.processes[0].stop()
 
     def _draw(self, chance: random.Random, store: Path, there: list[str]) -> dict[str, Any]:
         """Draw a bit of a file, one of each file at most."""

@@ -7,6 +7,7 @@ begins and once when it is over.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -105,6 +106,8 @@ class JsonFile(Generic[T]):
         self._encode = encode
         # Not while the file is broken: its .bak is all there is.
         self._keep_before = True
+        # Of what was read there, or written, last: what has another one is no version before.
+        self._crc: int | None = None
 
     def load(self) -> T | None:
         """Return the table, from the file or else its .bak; None if neither exists.
@@ -125,6 +128,7 @@ class JsonFile(Generic[T]):
                 error = e
                 continue
             self._keep_before = error is None
+            self._crc = zlib.crc32(text.encode())
             if read is config_files.read_backup:
                 _log.warning(
                     "%s %s: the version before it is used, see whether its last change is to be made again",
@@ -152,9 +156,9 @@ class JsonFile(Generic[T]):
     def write(self, text: bytes) -> None:
         """Replace the file by the table's JSON. Raises StoreFull or StoreUnwritable."""
         try:
-            config_files.write(str(self._path), text.decode(), keep_before=self._keep_before)
+            config_files.write(str(self._path), text.decode(), keep_before=self._keep_before, crc_before=self._crc)
         except StoreError as e:
             self._saves.failed(self._path.name, e)
             raise
-        self._keep_before = True
+        self._keep_before, self._crc = True, zlib.crc32(text)
         self._saves.worked(self._path.name)

@@ -113,11 +113,18 @@ def read_whole(path: str) -> str | None:
 
 
 def write(
-    path: str, text: str, files: OsFiles | None = None, *, keep_before: bool = True, mode: int | None = None
+    path: str,
+    text: str,
+    files: OsFiles | None = None,
+    *,
+    keep_before: bool = True,
+    crc_before: int | None = None,
+    mode: int | None = None,
 ) -> None:
     """Replace the text at once: readers, and a kill at any time, see the old or the new one.
 
-    Without `keep_before` the `.bak` stays as it is, as the file does not hold a whole text now. `mode`: the file's
+    Without `keep_before` the `.bak` stays as it is, as the file does not hold a whole text now; so it does if the file
+    has another checksum than `crc_before`, or than it says itself, as bits have flipped in it. `mode`: the file's
     permissions from its first byte on; without it those of the old file. Raises StoreFull or StoreUnwritable.
     """
     files = files or OsFiles()
@@ -130,7 +137,7 @@ def write(
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             make_folder(files, folder)
-        if before and before != text:
+        if before and before != text and _is_whole(before, crc_before):
             _replace(files, f"{path}.bak", before, mode)
         _replace(files, path, text, mode)
         # So that after a power cut there is this text, not the one before.
@@ -180,6 +187,17 @@ def remove_leftovers(directory: str) -> None:
                 os.unlink(f"{directory}/{name}")
     except OSError:
         pass  # They are in nobody's way.
+
+
+def _is_whole(text: str, crc: int | None) -> bool:
+    """Tell whether no bits have flipped in a text, by its checksum `crc`, or the one that it begins with."""
+    if crc is not None:
+        return crc == zlib.crc32(text.encode())
+    try:
+        unsealed(text) if _SEAL.match(text) else None
+    except ValueError:
+        return False
+    return True
 
 
 def _replace(files: OsFiles, path: str, text: str, mode: int | None) -> None:

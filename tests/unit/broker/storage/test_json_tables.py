@@ -29,6 +29,30 @@ def test_the_version_before_is_beside_the_newest(tmp_path: Path) -> None:
     assert made(path).load() == {"a": 2}
 
 
+@pytest.mark.shows("mended: a table in which bits flipped while its broker ran was copied over its whole `.bak`")
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_what_flips_while_the_broker_runs_is_no_version_before(tmp_path: Path, is_loaded: bool) -> None:
+    path = tmp_path / "topics.json"
+    file = made(path)
+    for value in (1, 2):
+        file.save({"a": value})
+    if is_loaded:
+        file = made(path)
+        assert file.load() == {"a": 2}
+    for flipped in ('{"a"*2}', '{"a":3}'):
+        path.write_text(flipped)
+        file.save({"a": 4})
+        assert path.with_name("topics.json.bak").read_text() == '{"a":1}'
+    file.save({"a": 5})
+    assert (path.read_text(), path.with_name("topics.json.bak").read_text()) == ('{"a":5}', '{"a":4}')
+    # One that has its checksum in it.
+    for value in (1, 2, 3):
+        config_files.write(str(path), config_files.sealed({"a": value}), keep_before=value > 1)
+    path.write_text(path.read_text().replace("3", "2"))
+    config_files.write(str(path), config_files.sealed({"a": 4}))
+    assert config_files.unsealed(path.with_name("topics.json.bak").read_text()) == {"a": 2}
+
+
 @pytest.mark.shows("mended: a broken config file is copied over its whole `.bak`")
 def test_a_broken_file_never_takes_the_place_of_the_version_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
