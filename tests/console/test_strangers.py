@@ -17,7 +17,9 @@ from tests.console.test_foundation import log_in, tls_of
 
 from rocketspark.admin import Admin
 from rocketspark.admin.operations import AsyncAdmin
-from rocketspark.console import ConsoleSettings, app, make_app, server
+from rocketspark.console import ConsoleSettings, app, make_app, server, sessions
+from rocketspark.console.cluster.pace import Pace
+from rocketspark.console.cluster.view import ClusterView
 from rocketspark.console.pages import messages
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
 from rocketspark.errors import ConfigError, ServerError
@@ -168,6 +170,19 @@ def test_pages_that_ask_at_once_to_be_kept_up_to_date_are_no_more_than_may_be(
         monkeypatch.setattr(console.sampler, "next", next_)
         answers = list(threads.map(client.get, ["/events"] * 5))
         assert sorted(answer.text.partition("\n")[0] for answer in answers) == ["", "", "", *["retry: 3000"] * 2]
+
+
+def test_who_logs_in_again_and_again_ends_his_own_sessions_alone() -> None:
+    kept, view = sessions.Sessions(), ClusterView("127.0.0.1:1", Pace(1), {})
+    other, _ = kept.begin(sessions.Session("other", view))
+    cookies, ended = list[str](), list[sessions.Session]()
+    for _ in range(sessions.SESSIONS_MAX + 1):
+        cookie, over = kept.begin(sessions.Session("eager", view))
+        cookies.append(cookie)
+        ended += over
+    assert kept.find(other) is not None
+    assert [kept.find(each) is not None for each in cookies[-sessions.SESSIONS_OF_ONE_MAX - 1 :]].count(False) == 1
+    assert len(ended) == len(cookies) - sessions.SESSIONS_OF_ONE_MAX
 
 
 def test_figures_of_a_cluster_that_is_away_are_no_fault_of_who_asks() -> None:

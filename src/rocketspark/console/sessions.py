@@ -16,7 +16,7 @@ from rocketspark.console.cluster.view import ClusterView
 
 COOKIE = "rocketspark_console"
 IDLE_S, LIFE_S = 30 * 60.0, 12 * 3600.0
-SESSIONS_MAX = 500
+SESSIONS_MAX, SESSIONS_OF_ONE_MAX = 500, 50
 NOTES_MAX = 1000
 # Failed logins in a minute: of one address, and of all.
 PERIOD_S = 60.0
@@ -68,6 +68,9 @@ class Sessions:
         cookie = new_cookie()
         self._known[cookie] = session
         ended = self.end_over()
+        # Who logs in again and again ends his own: the others stay logged in.
+        his = [each for each, known in self._known.items() if known.name == session.name]
+        ended += [self._known.pop(each) for each in his[:-SESSIONS_OF_ONE_MAX]]
         while len(self._known) > SESSIONS_MAX:
             ended.append(self._known.popitem(last=False)[1])
         return cookie, ended
