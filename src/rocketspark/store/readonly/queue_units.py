@@ -202,6 +202,14 @@ class QueueUnitFiles(ReadOnlyFiles):
         following = int(unit["base"]) + int(unit["count"])
         return (int(self.units(low, 1)[0]["base"]) if low < last else following), following, end_position
 
+    def begins_late(self, min_position: int) -> bool:
+        """Tell whether files may be missing before the first one: it begins with a record behind `min_position`, where
+        the log begins, and is not the queue's first.
+        """
+        end = self.end() // self.width
+        known = self.known_from(self._first(), end)
+        return bool(self._first() and known < end and self.units(known, 1)["position"][0] > min_position)
+
     def unit_of(self, offset: int) -> int:
         """Return the index of the unit that holds a message, or of the first after it."""
         if not self.batch:

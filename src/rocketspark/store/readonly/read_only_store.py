@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,7 +114,7 @@ class ReadOnlyStore:
         """Return the directories of that log."""
         return self.log_directories
 
-    def _begin(self, at: int, rows: Iterable[QueueUnitFiles], wanted: Callable[[str], bool]) -> int:
+    def _begin(self, at: int, rows: Collection[QueueUnitFiles], wanted: Callable[[str], bool]) -> int:
         """Return the physical offset from which on the queues are not relied on; `at`: the checkpoint's position."""
         log = self.log
         if not os.path.isdir(f"{self.root}/consumequeue"):
@@ -129,13 +129,17 @@ class ReadOnlyStore:
             newest = max([at, *ends])
             at = min([at, *(end for end in ends if newest - end <= LAG_BYTES_MAX)])
         known = {topic for topic, _ in self._folders}
-        if at - log.min_position <= LAG_BYTES_MAX and any(
-            topic not in known
-            or (unproved and any((topic, queue_id) not in self._folders for queue_id in range(count)))
-            for topic, count in self._configured().items()
-            if wanted(topic)
+        if at - log.min_position <= LAG_BYTES_MAX and (
+            any(row.begins_late(log.min_position) for row in rows)
+            or any(
+                topic not in known
+                or (unproved and any((topic, queue_id) not in self._folders for queue_id in range(count)))
+                for topic, count in self._configured().items()
+                if wanted(topic)
+            )
         ):
-            # The topic may be without messages, or without its queues; a queue's first file may be still to be made.
+            # The topic may be without messages, or without its queues; a queue's first file may be still to be made, or
+            # be missing.
             at = 0
         return max(at, log.min_position)
 
@@ -203,10 +207,13 @@ class ReadOnlyStore:
             first = end = end_position = 0
             if row is not None:
                 first, end, end_position = row.bounds(below, self.log.min_position)
-            table, restarted, hole = in_order(tail.table(), end)
+            records, is_of_log = tail.table(), first == end
+            if is_of_log and len(records) and begin <= self.log.min_position:
+                end = int(records[0, 0])  # Also of what files that are missing held.
+            table, restarted, hole = in_order(records, end)
             if hole or (row is not None and row.is_torn):
                 earlier = min(end_position, begin if earlier is None else earlier)
-            if restarted or first == end:
+            if restarted or is_of_log:
                 end = first = int(table[0, 0]) if len(table) else end
             following = int(table[-1, 0] + table[-1, 1]) if len(table) else end
             folder = row.folder if row is not None else ""

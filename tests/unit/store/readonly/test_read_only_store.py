@@ -272,6 +272,29 @@ def test_a_queue_that_lags_or_is_lost_is_made_up_from_the_log(make_store: Any, s
     assert read_all(copy) == appended(store)
 
 
+@pytest.mark.shows("mended: `store` passes over the messages of a queue's first file, if that is missing")
+@pytest.mark.parametrize("expires", [False, True])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_queue_whose_first_file_is_missing_is_made_up_from_the_log(
+    make_store: Any, send: Send, tmp_path: Path, is_closed: bool, expires: bool
+) -> None:
+    """Of a copy that was cut short, say. Of the log, too, the first files may have been removed, as they were old."""
+    store = make_store()
+    fill(store, send, 600)
+    store.flush_log()
+    if expires:
+        assert expire(store, NOW_MS + 100) > 0
+    expected = appended(store)
+    if is_closed:
+        store.close()
+    files = sorted((tmp_path / "s" / "consumequeue" / "orders" / "0").iterdir())
+    assert len(files) > 2
+    files[0].unlink()
+    assert read_all(tmp_path / "s") == expected
+    files[1].unlink()
+    assert read_all(tmp_path / "s") == expected
+
+
 def test_a_young_store_s_queue_that_has_no_file_yet_is_made_up_from_the_log(
     make_store: Any, send: Send, tmp_path: Path
 ) -> None:
