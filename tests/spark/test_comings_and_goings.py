@@ -67,6 +67,11 @@ class Stream:
         self.reader.stop()
         self.reader = self.made()
 
+    def goes_on(self, **options: str) -> None:
+        """As a query that goes on from its checkpoint with other options."""
+        self._options |= options
+        self.restart()
+
     def run(self) -> list[str]:
         """One micro-batch; what it read, in order."""
         end = json.loads(json.dumps(self.reader.latestOffset(self.at, ReadAllAvailable())))

@@ -239,19 +239,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the queues of topics that were deleted and made again; their messages are lost, which is an error or a
         warning. Queues that such a topic no longer has are removed from `begin`, as it may get them again.
         """
-        known = {queue: found for queue, found in bounds.items() if queue in begin}
+        unread = self._unread(begin, bounds, made)
+        known = {queue: found for queue, found in bounds.items() if queue in begin} | unread
         found = set(self._open().made_anew(known, made, begin))
         # One of a broker that tells no such number, and has no replicas, shows it by ending before its place.
         ends_before = {q for q, now in known.items() if now.of_master and not now.replicated and now.next < begin[q]}
+        anew = found | ends_before
         topics = {(queue.topic, queue.broker_name) for queue in found}
-        others = {queue for queue in begin if (queue.topic, queue.broker_name) in topics and queue not in bounds}
-        for queue in sorted(found | ends_before | others):
+        others = {q for q in begin.keys() - bounds.keys() if (q.topic, q.broker_name) in topics or q in anew}
+        others -= unread.keys() - anew
+        for queue in sorted(anew | others):
             is_other = queue in known and is_of_other_store(queue, known[queue], made, begin[queue])
             why = "its broker has another store now" if is_other else "the topic was deleted and made anew"
-            lost(OffsetRange(queue, begin[queue], begin[queue]), why, self._options)
+            if self._watching().reads(queue):
+                lost(OffsetRange(queue, begin[queue], begin[queue]), why, self._options)
+            else:
+                self._watching().tell(
+                    f"queue {queue.queue_id} of topic {queue.topic!r} on broker {queue.broker_name!r}, which the"
+                    f" options do not name now, loses its place at offset {begin[queue]} ({why}): if they name it"
+                    " again, it is read from its oldest message"
+                )
         for queue in others:
             del begin[queue]
-        return found | ends_before
+        return anew
+
+    def _unread(
+        self, begin: Offsets, bounds: dict[MessageQueue, OffsetBounds], made: Made
+    ) -> dict[MessageQueue, OffsetBounds]:
+        """Return the bounds of the queues that are not read now, and whose topic or broker has another number than
+        `made` has: the offset will hold the new number, so nothing could tell later. Those not there count as empty.
+        """
+        new = {
+            key
+            for key, at in making_of(bounds).items()
+            if (at != made.get(key, at) if key[0] == EACH_TOPIC else at > made.get(key, 0))
+        }
+        unread = [
+            queue
+            for queue in begin.keys() - bounds.keys()
+            if begin[queue] and new & {(queue.topic, queue.broker_name), (EACH_TOPIC, queue.broker_name)}
+        ]
+        try:
+            found = self._open().bounds(unread, if_there=True)
+        except RocketSparkError:
+            found = {}
+        return {queue: found.get(queue, OffsetBounds(0, 0)) for queue in unread}
 
     def _is_too_little(self, begin: Offsets, ends: Offsets, limit: ReadLimit) -> bool:
         """Tell whether minMessagesPerTrigger has the micro-batch wait. With AvailableNow nothing more would come."""
