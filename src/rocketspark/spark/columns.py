@@ -77,16 +77,20 @@ def wanted_columns(schema: StructType, named: Sequence[str] = ()) -> list[str]:
     return names
 
 
-def check_written(schema: StructType, topic: str | None) -> None:
-    """Raise ConfigError unless rows of this schema can be sent. `topic`: the option, if given."""
+def check_written(schema: StructType, topic: str | None, compared: str = "body") -> None:
+    """Raise ConfigError unless rows of this schema can be sent. `topic`: the option, if given; `compared`: the column
+    by which repeated batches are compared.
+    """
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     listing = ", ".join(f"{name} {' or '.join(types)}" for name, types in WRITE_TYPES.items())
     if "body" not in kinds:
         raise ConfigError(f"the rows have no column 'body': name it so; columns that are understood: {listing}")
     if topic is None and "topic" not in kinds:
         raise ConfigError('option topic is missing: .option("topic", "name"), or give the rows a column topic')
+    if compared != "body" and kinds.get(compared) not in ("binary", "string"):
+        raise ConfigError(f"option comparedColumn is {compared!r}: a column of the rows, binary or string, is needed")
     for name, kind in kinds.items():
-        if name in READ_ONLY:
+        if name in READ_ONLY or (name == compared and name not in WRITE_TYPES):
             continue
         if name not in WRITE_TYPES:
             raise ConfigError(f"column {name!r} is not understood: drop it; columns that are: {listing}")

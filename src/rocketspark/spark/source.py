@@ -86,7 +86,7 @@ class RocketMQDataSource(DataSource):
             if overwrite:
                 raise ConfigError('a topic can only be appended to: use .mode("append")')
             options = parse_write(self.options)
-            check_written(schema, options.topic)
+            check_written(schema, options.topic, options.compared_column)
             # Not with the module: each stream starts a process that imports it, and most only read.
             from rocketspark.spark.writers import BatchWriter
 
@@ -96,7 +96,7 @@ class RocketMQDataSource(DataSource):
         """Return the writer for df.writeStream. Raises ConfigError."""
         with plain_errors():
             options = parse_write(self.options)
-            check_written(schema, options.topic)
+            check_written(schema, options.topic, options.compared_column)
             from rocketspark.spark.writers import StreamWriter
 
             return StreamWriter(options)

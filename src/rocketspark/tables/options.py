@@ -96,6 +96,8 @@ class WriteOptions(NamedTuple):
     commit_timeout_ms: int = 120_000
     # Of a batch that was committed with other rows: whether those stay, instead of an error.
     first_rows_stay: bool = False
+    # The column by which a batch that is repeated is compared with the one that was committed.
+    compared_column: str = "body"
 
 
 KEY_NAMES = ("accessKey", "secretKey", "secretKeyFile", "securityToken")
@@ -118,6 +120,7 @@ _WRITE_NAMES = (
     *ACCESS_NAMES,
     *("namesrv", "topic", "producerGroup", "maxBatchBytes", "maxBatchesInFlight", "sendTimeoutMs", "sendAttempts"),
     *("compression", "compressOverBytes", "delivery", "transactionalId", "commitTimeoutMs", "differingRepeat"),
+    "comparedColumn",
 )
 
 
@@ -335,6 +338,7 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
         transactional_id=_transactional_id(given),
         commit_timeout_ms=given.number("commitTimeoutMs", 120_000, 1),
         first_rows_stay=given.choice("differingRepeat", "error", "first") == "first",
+        compared_column=given.text("comparedColumn", "body"),
     )
 
 

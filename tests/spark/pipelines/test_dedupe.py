@@ -6,15 +6,19 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 from tests.spark.topics import bodies_of, messages_of
 
-from rocketspark import Message, Producer
+from rocketspark import Message, MessageQueue, Producer
 from rocketspark.arrow.columns import schema_of
 from rocketspark.cli.main import run as cli
+from rocketspark.client import validators
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import dedupe
 from rocketspark.spark.pipelines.connection import Connection, operations_of
@@ -182,15 +186,77 @@ def test_durations_that_are_none(text: str) -> None:
 
 @pytest.mark.shows("mended: restore and dedupe stop for good at a message they may not write")
 def test_rows_that_may_not_be_written_are_told_with_their_place() -> None:
-    kinds = {field.name: field.type for field in schema_of()} | {"shardingKey": pa.string(), "place": pa.string()}
-    names = [*dedupe.COLUMNS, "place"]
-    rows = [{"body": b"x" * (i != 1), "tag": "a\x01" if i == 2 else "a", "place": f"t/b/0/{i}"} for i in range(4)]
-    batch = pa.RecordBatch.from_pylist(rows, pa.schema([(name, kinds[name]) for name in names]))
-    [found] = dedupe._with_reasons(iter([batch]), "T")
-    reasons = found.column("refused").to_pylist()
-    assert [bool(why) for why in reasons] == [False, True, True, False]
+    schema = schema_of()
+    rows = [
+        {"topic": "t", "broker": "b", "queueId": 0, "queueOffset": i, "body": b"x" * (i != 1), "properties": {}}
+        | {"tag": "a\x01" if i == 2 else "a"}
+        for i in range(4)
+    ]
+    rows[3]["properties"] = {"__SHARDINGKEY": "\x02"}
+    reasons = dedupe._reasons(pa.RecordBatch.from_pylist(rows, schema), "T").to_pylist()
+    assert [bool(why) for why in reasons] == [False, True, True, True]
     assert reasons[1].startswith("t/b/0/1: a row's body is empty")
     assert reasons[2].startswith("t/b/0/2: a row's tag holds the character 0x01")
+    assert reasons[3].startswith("t/b/0/3: a row's shardingKey holds the character 0x01")
+
+
+@pytest.mark.shows("mended: `dedupe` drops a message because one with its key, which it may not write, came before")
+def test_a_message_that_may_not_be_written_leaves_its_key_to_the_next(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, target = make_topic(queues=1, brokers=1), make_topic()
+    monkeypatch.setattr(validators, "check_body", lambda *args: None)  # Of clients that send empty bodies.
+    for body in (b"", b"good", b"later"):
+        producer.send(source, body, keys=["k"])
+    done = dedupe.run(spark, cluster.namesrv, source, target, checkpoint=tmp_path / "c")
+    assert (done.rows, done.passed, done.repeated, done.refused) == (3, 1, 1, 1)
+    assert bodies_of(cluster.namesrv, target) == [b"good"]
+
+
+class OtherOrder(dedupe.SeenReader):
+    """Its partitions come the other way round, as the parts of a shuffle do where they are fetched from elsewhere."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return super().partitions(start, end)[::-1]
+
+
+class OtherSource(dedupe.SeenSource):
+    """The source of such a reader."""
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        made = super().streamReader(schema)
+        getattr(made, "_reader", made).__class__ = OtherOrder
+        return made
+
+
+@pytest.mark.shows("mended: `dedupe` ends for good if Spark repeats a committed batch with the other message of a key")
+def test_a_repeated_batch_may_choose_another_message_of_a_key(
+    spark: SparkSession,
+    cluster: Cluster,
+    producer: Producer,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver died after brokers had committed the batch, and before Spark noted it."""
+    source, target = make_topic(queues=2, brokers=1), make_topic()
+    for queue_id in (0, 1):
+        place = MessageQueue(source, "broker-a", queue_id)
+        producer.send(Message(topic=source, body=b"in %d" % queue_id, keys=["k"]), queue=place)
+    dedupe.run(spark, cluster.namesrv, source, target, checkpoint=tmp_path)
+    [passed] = bodies_of(cluster.namesrv, target)
+    for name in ("commits/0", "commits/1", "offsets/1"):
+        for file in (tmp_path / name, tmp_path / f"{name.replace('/', '/.')}.crc"):
+            file.unlink(missing_ok=True)
+    monkeypatch.setattr(dedupe, "SeenSource", OtherSource)
+    again = dedupe.run(spark, cluster.namesrv, source, target, checkpoint=tmp_path)
+    assert (again.rows, again.passed, again.repeated) == (2, 1, 1)
+    assert bodies_of(cluster.namesrv, target) == [passed]
 
 
 @pytest.mark.shows("mended: `dedupe` sums recentProgress")
@@ -202,7 +268,10 @@ def test_reports_are_counted_one_by_one(capsys: pytest.CaptureFixture[str]) -> N
                 "stateOperators": [
                     {"customMetrics": {"numDroppedDuplicateRows": "3"}, "numRowsDroppedByWatermark": 0},
                 ],
-                "observedMetrics": {"dedupe": {"passed": 5, "refused": refused, "first": "t/b/0/1: \x1b[0m"}},
+                "observedMetrics": {
+                    "dedupe": {"passed": 5},
+                    "dedupe refused": {"refused": refused, "first": "t/b/0/1: \x1b[0m"},
+                },
             }
         )
     assert (counts.passed, counts.repeated, counts.refused, counts.late) == (10, 6, 2, 0)

@@ -112,7 +112,7 @@ async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions
                 rows, topics = 0, set[str]()
                 for batch in batches:
                     rows += batch.num_rows
-                    checksum += _checksum(batch)
+                    checksum += _checksum(batch, options.compared_column)
                     topics.update([options.topic] if options.topic else batch.column("topic").unique().to_pylist())
                 queues = tuple((options.access.wire(topic), "", 0) for topic in topics if topic)
                 return SentAttempt(attempt.query, None, rows, checksum % _CHECKSUM_END, queues, state.end)
@@ -129,7 +129,7 @@ async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions
         try:
             async for batch in ahead:
                 await sender.send(batch)
-                checksum += _checksum(batch)
+                checksum += _checksum(batch, options.compared_column)
             part = await sender.finish()
         finally:
             ahead.close()
@@ -139,9 +139,9 @@ async def _send_attempt(batches: Iterator[pa.RecordBatch], options: WriteOptions
         return SentAttempt(attempt.query, part, part.rows, checksum % _CHECKSUM_END, queues, state.end)
 
 
-def _checksum(batch: pa.RecordBatch) -> int:
-    """Return the checksum of all bodies, in whatever order they come."""
-    column = batch.column(batch.schema.get_field_index("body")).drop_null().cast(pa.binary())
+def _checksum(batch: pa.RecordBatch, name: str) -> int:
+    """Return the checksum of all values of a column, in whatever order they come."""
+    column = batch.column(batch.schema.get_field_index(name)).drop_null().cast(pa.binary())
     return sum(map(checksums.crc32, column.to_pylist()))
 
 

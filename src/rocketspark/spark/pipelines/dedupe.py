@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from rocketspark.arrow.columns import TIME, numbers
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.text import shown
+from rocketspark.protocol.message import properties
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import DedupeOptions
@@ -93,7 +95,8 @@ def run(
     reading = where.read_options() | {"topic": source, "startingOffsets": options.start_at}
     if options.batch_rows is not None:
         reading["maxMessagesPerTrigger"] = str(options.batch_rows)
-    writing = where.spark_options() | {"topic": target, "delivery": delivery}
+    # Which of a micro-batch's messages with a key is its first may differ when Spark repeats it.
+    writing = where.spark_options() | {"topic": target, "delivery": delivery, "comparedColumn": KEY_COLUMN}
     named = f"dedupe-{source}-{target}"
     if delivery == "exactly-once":
         writing["transactionalId"] = name or default_name(named)
@@ -101,11 +104,9 @@ def run(
     with one_line_errors():
         spark.dataSource.register(SeenSource)
         end = partial(end_of_topics, dict(reading))
-        reading |= {"seenFloor": str(watermark_of(spark, str(checkpoint))), "seenBy": by}
+        reading |= {"seenFloor": str(watermark_of(spark, str(checkpoint))), "seenBy": by, "seenTarget": target}
         rows = spark.readStream.format(FORMAT).options(**reading).load()
-        writer = (
-            _passed_on(rows, by, duration(options.within), target).writeStream.format("rocketmq").options(**writing)
-        )
+        writer = _passed_on(rows, by, duration(options.within)).writeStream.format("rocketmq").options(**writing)
         outcome = run_query(
             writer,
             progress,
@@ -146,37 +147,25 @@ def check(source: str, target: str, options: DedupeOptions) -> None:
         check_name(options.name, options.delivery)
 
 
-_METRICS = "dedupe"
+# Names of observed metrics.
+_PASSED, _REFUSED = "dedupe", "dedupe refused"
 
 
-def _passed_on(rows: DataFrame, by: str, delay: str, target: str) -> DataFrame:
+def _passed_on(rows: DataFrame, by: str, delay: str) -> DataFrame:
     """Return the rows that are passed on: each key once, and none that may not be written; they are counted."""
     from pyspark.sql import functions as F
 
-    place = F.concat_ws("/", "topic", "broker", "queueId", "queueOffset")
-    kept = (
-        rows.withColumn("shardingKey", F.try_element_at("properties", F.lit("__SHARDINGKEY")))
-        .withColumn("place", place)
-        .select(
-            *COLUMNS,
-            "place",
-            F.coalesce(F.concat(F.lit("key/"), F.nullif(key_of(by), F.lit(""))), _no_other()).alias("dedupeKey"),
-            SEEN,
-        )
-        .withWatermark(SEEN, delay)
-        .dropDuplicatesWithinWatermark(["dedupeKey"])
-        .select(*COLUMNS, "place")
-    )
+    key = F.coalesce(F.concat(F.lit("key/"), F.nullif(key_of(by), F.lit(""))), _no_other())
+    # A message that may not be written has no key: another one with that key is the first.
     return (
-        kept.mapInArrow(partial(_with_reasons, topic=target), f"{_ddl()}, refused string")
-        .observe(
-            _METRICS,
-            F.count(F.when(F.col("refused").isNull(), 1)).alias("passed"),
-            F.count("refused").alias("refused"),
-            F.min("refused").alias("first"),
-        )
+        rows.observe(_REFUSED, F.count("refused").alias("refused"), F.min("refused").alias("first"))
         .where("refused IS NULL")
-        .select(*COLUMNS)
+        .withColumn("shardingKey", F.try_element_at("properties", F.lit(properties.SHARDING_KEY)))
+        .select(*COLUMNS, key.alias(KEY_COLUMN), SEEN)
+        .withWatermark(SEEN, delay)
+        .dropDuplicatesWithinWatermark([KEY_COLUMN])
+        .select(*COLUMNS, KEY_COLUMN)
+        .observe(_PASSED, F.count(F.lit(1)).alias("passed"))
     )
 
 
@@ -192,22 +181,18 @@ def _no_other() -> Column:
     )
 
 
-def _ddl() -> str:
-    kinds = {field.name: field.dataType.simpleString() for field in READ_SCHEMA.fields}
-    kinds |= {"shardingKey": "string", "place": "string"}
-    return ", ".join(f"{name} {kinds[name]}" for name in (*COLUMNS, "place"))
-
-
-def _with_reasons(batches: Iterator[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
-    """Add a column to the rows: why a row may not be written, and where it is; null for all others."""
+def _reasons(batch: pa.RecordBatch, topic: str) -> pa.Array:
+    """Return for each row why it may not be written to a topic, and where it is; null for all others."""
     # Not with the module, which every process that reads the stream imports: it imports pandas.
     from rocketspark.spark.write.batch_encoding import refused_rows
 
-    for batch in batches:
-        reasons: list[str | None] = [None] * batch.num_rows
-        for row, why in refused_rows(batch.select(list(COLUMNS)), topic).items():
-            reasons[row] = f"{batch.column('place')[row].as_py()}: {why}"
-        yield batch.append_column("refused", pa.array(reasons, pa.string()))
+    given = {name: batch.column(name) for name in COLUMNS if name != "shardingKey"}
+    given["shardingKey"] = pc.map_lookup(given["properties"], properties.SHARDING_KEY, "last")
+    reasons: list[str | None] = [None] * batch.num_rows
+    for row, why in refused_rows(pa.record_batch(given), topic).items():
+        place = "/".join(str(batch.column(name)[row]) for name in ("topic", "broker", "queueId", "queueOffset"))
+        reasons[row] = f"{place}: {why}"
+    return pa.array(reasons, pa.string())
 
 
 class _Counts:
@@ -222,14 +207,14 @@ class _Counts:
         for operator in report["stateOperators"]:
             self.repeated += int(operator["customMetrics"].get("numDroppedDuplicateRows", 0))
             self.late += int(operator["numRowsDroppedByWatermark"])
-        metrics = report["observedMetrics"].get(_METRICS)
-        if metrics is None:
+        if (passed := report["observedMetrics"].get(_PASSED)) is not None:
+            self.passed += passed["passed"]
+        metrics = report["observedMetrics"].get(_REFUSED)
+        if metrics is None or not metrics["refused"]:
             return
-        self.passed += metrics["passed"]
         self.refused += metrics["refused"]
-        if metrics["refused"]:
-            more = f" and {metrics['refused'] - 1} more" if metrics["refused"] > 1 else ""
-            self._progress.say(f"set aside: message {shown(metrics['first'], characters_max=400)}{more}")
+        more = f" and {metrics['refused'] - 1} more" if metrics["refused"] > 1 else ""
+        self._progress.say(f"set aside: message {shown(metrics['first'], characters_max=400)}{more}")
 
 
 def key_of(by: str) -> Column:
@@ -259,18 +244,18 @@ def duration(text: str) -> str:
 
 
 FORMAT = "rocketspark-seen"
-SEEN = "seenTime"
+SEEN, REFUSED, KEY_COLUMN = "seenTime", "refused", "dedupeKey"
 # Of the stream's offset, which tells how far the time had come, and by what keys are known; no topic has such a name.
 _KEY, _BY_KEY = "@seen", "@by"
-_FLOOR, _BY = "seenfloor", "seenby"
+_FLOOR, _BY, _TARGET = "seenfloor", "seenby", "seentarget"
 
 
 class SeenSource(DataSource):
-    """A data source: a stream as format("rocketmq") reads it, with one more column, the time at which each message was
-    seen.
+    """A data source: a stream as format("rocketmq") reads it, with two more columns: the time at which each message was
+    seen, and why it may not be written, if so.
 
-    Options: seenFloor, the lower bound of that time in ms since 1970, and seenBy, what repeated messages have in
-    common.
+    Options: seenFloor, the lower bound of that time in ms since 1970; seenBy, what repeated messages have in common;
+    and seenTarget, the topic that they are written to.
     """
 
     @classmethod
@@ -279,16 +264,17 @@ class SeenSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return all columns of a read, and the column of the time."""
-        return StructType([*READ_SCHEMA.fields, StructField(SEEN, TimestampType())])
+        """Return all columns of a read, and the two columns."""
+        return StructType([*READ_SCHEMA.fields, StructField(SEEN, TimestampType()), StructField(REFUSED, StringType())])
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for spark.readStream."""
         try:
             given = {name.lower(): value for name, value in self.options.items()}
-            floor_ms, by = int(given.pop(_FLOOR, "0")), given.pop(_BY, "")
-            own = StructType([field for field in schema.fields if field.name != SEEN])
-            return for_this_spark(SeenReader(own, parse_read(given, streaming=True), floor_ms, by=by), repeated=True)
+            floor_ms, by, target = int(given.pop(_FLOOR, "0")), given.pop(_BY, ""), given.pop(_TARGET, "")
+            own = StructType([field for field in schema.fields if field.name not in (SEEN, REFUSED)])
+            reader = SeenReader(own, parse_read(given, streaming=True), floor_ms, by=by, target=target)
+            return for_this_spark(reader, repeated=True)
         except RocketSparkError as e:
             return for_this_spark(RefusedReader(e))
 
@@ -306,9 +292,10 @@ class SeenReader(StreamReader):
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
         by: str = "",
+        target: str = "",
     ) -> None:
         super().__init__(schema, options)
-        self._by = by
+        self._by, self._target = by, target
         self._floor_ms = floor_ms
         self._clock_ms = clock_ms
 
@@ -355,7 +342,8 @@ class SeenReader(StreamReader):
         """Return the rows of one partition; runs on an executor."""
         for batch in super().read(partition):
             seen_us = np.full(batch.num_rows, partition.seen_ms * 1000, np.int64)  # type: ignore[attr-defined]
-            yield batch.append_column(pa.field(SEEN, TIME), numbers(seen_us, TIME))
+            reasons = _reasons(batch, self._target)
+            yield batch.append_column(pa.field(SEEN, TIME), numbers(seen_us, TIME)).append_column(REFUSED, reasons)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit as the plain stream does."""

@@ -26,4 +26,5 @@ def test_options_have_the_defaults_that_are_told() -> None:
         "transactionalId": "none",
         "commitTimeoutMs": f"{options.commit_timeout_ms}",
         "differingRepeat": "first" if options.first_rows_stay else "error",
+        "comparedColumn": options.compared_column,
     }

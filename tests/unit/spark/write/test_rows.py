@@ -257,6 +257,11 @@ def test_written_schema() -> None:
     ]:
         with pytest.raises(ConfigError, match=says):
             check_written(schema(**columns), topic)
+    check_written(schema(body=StringType(), order=StringType()), "t", "order")
+    check_written(schema(body=StringType(), messageId=StringType()), "t", "messageId")
+    for columns in ({}, {"order": LongType()}):
+        with pytest.raises(ConfigError, match="option comparedColumn is 'order': a column of the rows, binary or str"):
+            check_written(schema(body=StringType(), **columns), "t", "order")
 
 
 def test_wanted_columns() -> None:
