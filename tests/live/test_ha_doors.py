@@ -23,7 +23,7 @@ from rocketspark.broker.replication.link.doors import WAITING_MAX, SlaveDoor, _e
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.controller.settings import ControllerSettings
-from rocketspark.errors import ReplicationError
+from rocketspark.errors import ReplicationError, StoreFull
 from rocketspark.namesrv.settings import Settings
 from rocketspark.protocol import ha
 from rocketspark.store.store import Store
@@ -299,10 +299,10 @@ def test_a_slave_tries_soon_again_where_a_master_is_about_to_take_office(tmp_pat
     run(main())
 
 
-def test_a_slave_tries_on_however_often_it_was_refused() -> None:
+@pytest.mark.parametrize("passing", [ReplicationError("it is no master", reason="closed"), StoreFull("no room")])
+def test_a_slave_tries_soon_again_however_often_it_was_in_vain(passing: Exception) -> None:
     client = HaClient(lambda now_s: pytest.fail("no link is made"), Troubles(), on_appended=lambda: None)
-    refused = ReplicationError("it is no master", reason="closed")
-    assert {client._pause_after(refused) for _ in range(2000)} == {2.0, 4.0, 8.0, 10.0}
+    assert {client._pause_after(passing) for _ in range(2000)} == {2.0, 4.0, 8.0, 10.0}
 
 
 def test_a_slave_tries_on_whatever_went_wrong() -> None:
@@ -318,7 +318,7 @@ def test_a_slave_tries_on_whatever_went_wrong() -> None:
             Troubles(),
             on_appended=lambda: None,
             check=check,
-            trouble_pause_s=0.001,
+            retry_s=0.001,
         )
         client.set_address("127.0.0.1:9")
         client.start()

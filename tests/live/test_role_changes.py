@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.errors import ConfigError, StoreUnwritable
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterHeader
+from rocketspark.store.files.system_calls import OsFiles
 
 
 async def elect(controller: str, broker_id: int) -> None:
@@ -124,5 +126,35 @@ def test_nothing_is_taken_before_the_role_is_known(
             end = server.store.written_position
             await server.close()
         assert end == 0
+
+    run(main())
+
+
+class FullDisk(OsFiles):
+    """A disk on which no file can be written."""
+
+    def write_file(self, path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.shows("a replica on a full disk is elected: one that has room takes its place as soon as it is back")
+def test_who_is_elected_on_a_full_disk_gives_way_to_one_that_has_room(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, **SLOW) as g:
+            _, second = await pair(g)
+            room = second.replication.epochs._files
+            second.replication.epochs._files = FullDisk()
+            await g.brokers.pop(1).kill()
+            await until(lambda: g.controller._journal.sets["broker-a"].master == 2)
+            # Nobody else is there: it is no master, and waits.
+            assert second.role.kind is not Role.MASTER
+            first = await g.start(1)
+            await until(lambda: first.role.kind is Role.MASTER)
+            await until(lambda: second.role.kind is Role.SLAVE and second.role.epoch == first.role.epoch)
+            async with connected(first.address) as peer:
+                await create(peer)
+                assert await sent(peer, b"taken") == 0
+            second.replication.epochs._files = room
+            await g.in_sync(2)
 
     run(main())

@@ -169,8 +169,9 @@ class LogEnd(NamedTuple):
     """Where a broker's log ends, as its heartbeats tell. `zone`: where the broker runs.
 
     `priority`: of two brokers whose logs end at the same place the one with the lower number is elected. Only brokers
-    of ours tell the rest. `may_lack`: its machine stopped before all was flushed, and it has not copied the rest again;
-    `gives_word`: once elected, it takes no messages before the controller accepted its word.
+    of ours tell the rest. `may_lack`: its machine stopped before all was flushed, and it has not copied the rest again,
+    or its disk takes nothing now; `gives_word`: once elected, it takes no messages before the controller accepted its
+    word.
     """
 
     epoch: int = -1

@@ -31,7 +31,7 @@ from rocketspark.broker.replication.master_api import ask_who
 from rocketspark.broker.replication.members import MemberGroup
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ReplicationError, RocketSparkError, ServerError
+from rocketspark.errors import ReplicationError, RocketSparkError, ServerError, StoreError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -52,6 +52,9 @@ limited = LimitedLog("rocketspark.broker.replication")
 RETRY_S = 1.0
 # The same failure is told once in this time, however often it is tried.
 TELL_S = 60.0
+# So long one that could not begin as the master is elected last: two of them would take turns.
+UNFIT_S = 60.0
+UNFLUSHED = "the machine stopped before all was flushed"
 
 
 class RoleDriver:
@@ -190,6 +193,7 @@ class ReplicasManager:
         self._tasks: list[asyncio.Task[None]] = []
         self._changing = asyncio.Lock()
         controlled.in_sync.doubted = self._look_now.set
+        self._unfit_until_s = 0.0
         # While this log may lack some: the epoch of the master that it follows, and up to where that one's log went.
         self._to_copy: tuple[int, int] | None = None
 
@@ -387,7 +391,7 @@ class ReplicasManager:
             limited.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
             await self._take_elected(elected)
             return True
-        if others and not s.sync_flush and await self._gives_way():
+        if others and not s.sync_flush and await self._gives_way(UNFLUSHED):
             return True
         # In an epoch of its own: what others hold of this one beyond its log's end is not what is written there now.
         await self._take_elected(
@@ -395,8 +399,8 @@ class ReplicasManager:
         )
         return True
 
-    async def _gives_way(self) -> bool:
-        """Have a controller of ours elect one that holds more; False if none does.
+    async def _gives_way(self, why: str) -> bool:
+        """Have a controller of ours elect one that holds more, or can write; False if none does.
 
         ServerError: one that may is away, and has to be waited for.
         """
@@ -405,9 +409,7 @@ class ReplicasManager:
         master = elected.master
         if master.broker_id == self.own_id:
             return False
-        limited.warning(
-            "the machine stopped before all was flushed: broker %d, which holds it, is elected", master.broker_id
-        )
+        limited.warning("%s: broker %d, which holds all, is elected", why, master.broker_id)
         self._look_now.set()
         return True
 
@@ -466,14 +468,35 @@ class ReplicasManager:
         """Tell the controller that this broker begins; None if another one is elected in its place.
 
         A machine that lost its power while it was elected, unnoticed, would cut the others' logs to its own. It waits
-        (ServerError) for those that may hold more. RocketMQ's begins.
+        (ServerError) for those that may hold more, and one that cannot write for those that hold as much. RocketMQ's
+        begins.
         """
         s, own_id = self._settings, self.own_id
         assert own_id is not None
+        can_begin = self._can_begin()
         await self._controller.heartbeat(self._heartbeat())
-        if self._store.may_lack and await self._gives_way():
+        if not can_begin and await self._gives_way("this one cannot write to its disk"):
+            return None
+        if self._store.may_lack and await self._gives_way(UNFLUSHED):
             return None
         return await self._controller.alter_in_sync(s.broker_name, own_id, epoch, {own_id}, set_epoch)
+
+    def _can_begin(self) -> bool:
+        """Tell whether this broker can write what a master writes before its first message."""
+        try:
+            self._store.dispatch_received()
+            self._epochs.check_writable()
+        except StoreError as e:
+            self._unfit_until_s = machine.monotonic() + UNFIT_S
+            self._tell_failure("begin as the master", str(e))
+            return False
+        return True
+
+    @property
+    def _is_unfit(self) -> bool:
+        """Whether this broker's disk takes nothing: others are elected first."""
+        log = self._store.log
+        return bool(log.failed or log.refused) or machine.monotonic() < self._unfit_until_s
 
     async def notified(self, peer: Peer, request: Request[ElectMasterReply], body: bytes) -> bytes:
         """NOTIFY_BROKER_ROLE_CHANGED (1008): the controller tells the result of an election."""
@@ -531,7 +554,7 @@ class ReplicasManager:
             timeout_ms=s.controller_timeout_ms,
             election_priority=s.election_priority,
             zone=s.zone_name,
-            may_lack=self._store.may_lack or None,
+            may_lack=self._store.may_lack or self._is_unfit or None,
         )
 
     async def _beat(self) -> None:

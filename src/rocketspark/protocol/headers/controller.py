@@ -73,7 +73,7 @@ class ReplicaHeartbeatHeader(Header, kw_only=True, gc=False):
 
     Of our brokers alone: `asker`: a number that tells this process of the broker from those before it; a broker that
     sends it, once elected, first gives its word that it begins as master. `may_lack`: its machine stopped before all
-    was flushed, so it may lack acknowledged messages.
+    was flushed, so it may lack acknowledged messages, or its disk takes nothing: others are elected first.
     """
 
     cluster_name: str

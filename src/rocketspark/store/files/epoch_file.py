@@ -143,6 +143,11 @@ class EpochList:
             return min(end, mine.end, own_end)
         return None
 
+    def check_writable(self) -> None:
+        """Write the file as it is. Raises StoreFull or StoreUnwritable if another epoch could not be noted now."""
+        if self._path is not None and self._starts:
+            config_files.write(self._path, _text(self._starts), self._files)
+
     def _change(self, starts: list[tuple[int, int]]) -> None:
         if starts == self._starts:
             return

@@ -17,7 +17,7 @@ from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, ServerError, StoreUnwritable
+from rocketspark.errors import ConfigError, ServerError, StoreFull, StoreUnwritable
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers.controller import ElectMasterReply
 from rocketspark.protocol.json import bodies
@@ -39,7 +39,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.written_position = self.end_position = 0
         self.confirmed_position = self.min_position = 0
-        self.log = SimpleNamespace(is_replica=True, damaged=())
+        self.log = SimpleNamespace(is_replica=True, damaged=(), failed=None, refused=None)
         self.may_lack = False
         self.visible: int | None = None
 
@@ -48,6 +48,9 @@ class FakeLog:
 
     def show_up_to(self, position: int | None) -> None:
         self.visible = position
+
+    def dispatch_received(self) -> None:
+        pass
 
 
 class FakeController:
@@ -407,5 +410,21 @@ def test_a_log_counts_up_to_its_first_hole(tmp_path: Path) -> None:
         assert broker.manager._heartbeat().max_offset == 100
         store.min_position = 200
         assert broker.manager._heartbeat().max_offset == 500
+
+    asyncio.run(main())
+
+
+@pytest.mark.shows("a replica whose disk takes nothing says so, and is elected last")
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        log = broker.store.log
+        assert broker.manager._heartbeat().may_lack is None
+        log.refused = StoreFull("91 % of the disk is in use")
+        assert broker.manager._heartbeat().may_lack
+        log.refused, log.failed = None, StoreUnwritable("a flush failed")
+        assert broker.manager._heartbeat().may_lack
+        log.failed = None
+        assert broker.manager._heartbeat().may_lack is None
 
     asyncio.run(main())

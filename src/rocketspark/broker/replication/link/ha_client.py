@@ -28,8 +28,9 @@ TROUBLE_PAUSE_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 # A connection that was left is closed then at the latest: a master that was replaced has heard of it.
 LEFT_OPEN_S = 5.0
-# A master that takes office refuses until it has.
-CLOSED_PAUSE_S_MAX, CLOSED_COUNT_MAX = 10.0, 10
+# A master that takes office refuses until it has; a disk that is full here soon has room again, as old files go.
+PASSING = frozenset({"closed", "store"})
+PASSING_PAUSE_S_MAX, PASSING_COUNT_MAX = 10.0, 10
 
 MakeLink = Callable[[float], SlaveLink]
 
@@ -149,7 +150,7 @@ class HaClient:
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._appended_due = False
-        self._closed_count = 0
+        self._passing_count = 0
 
     @property
     def link(self) -> SlaveLink | None:
@@ -264,9 +265,9 @@ class HaClient:
     def _pause_after(self, error: Exception | None) -> float:
         reason = reason_of(error) if error is not None else ""
         # Bounded: no float holds the power of a night of tries.
-        self._closed_count = min(self._closed_count + 1, CLOSED_COUNT_MAX) if reason == "closed" else 0
-        if reason == "closed":
-            return float(min(self._retry_s * 2**self._closed_count, CLOSED_PAUSE_S_MAX))
+        self._passing_count = min(self._passing_count + 1, PASSING_COUNT_MAX) if reason in PASSING else 0
+        if reason in PASSING:
+            return float(min(self._retry_s * 2**self._passing_count, PASSING_PAUSE_S_MAX))
         if reason == "stalled":
             return 0.0
         return self._trouble_pause_s if reason else self._retry_s
