@@ -25,7 +25,7 @@ from rocketspark.protocol.message.record_layout import (
     SIZE_BYTES,
     Buffer,
 )
-from rocketspark.store.commitlog.commit_log import CommitLog, plausible
+from rocketspark.store.commitlog.commit_log import CommitLog, another_size, plausible
 from rocketspark.store.compaction.compaction_store import CompactionStore
 from rocketspark.store.consumequeue.consume_queue import UNIT, UNIT_BYTES, ConsumeQueue
 from rocketspark.store.consumequeue.consume_queue_store import ConsumeQueueStore, offset_behind
@@ -74,6 +74,8 @@ class ReplicaReceiver:
     _held_back = b""
     # Bytes of records that were given up lie before it.
     _dirty_end = 0
+    # A file that ends there, within a record: that is damaged, or the master's files are of another size.
+    _cut_at = -1
     # Where the first bytes of this stream lie: there a record must begin.
     _stream_from = -1
     _visible_end: int | None = None
@@ -186,11 +188,7 @@ class ReplicaReceiver:
             self._received = self._whole = self._stream_from = position
         start = position - position % log.file_bytes
         if position + len(data) > start + log.file_bytes:
-            raise ReplicationError(
-                f"{len(data)} bytes at {position} lie over the end of a log file of {log.file_bytes} bytes: set"
-                " mappedFileSizeCommitLog as the master has it, and begin with an empty store",
-                reason="file-size",
-            )
+            raise another_size(f"{len(data)} bytes at {position} lie over the end of a file of {log.file_bytes} bytes")
         if not len(data):
             return
         view = log.room_for_bytes(position, len(data))
@@ -207,9 +205,13 @@ class ReplicaReceiver:
         """Move the end of whole records on, and hold back the size of the one that is not whole."""
         log = self.log
         whole, received, file_end = self._whole, self._received, start + log.file_bytes
+        if start == self._cut_at <= received - _PLACE_BYTES:
+            if _HEAD.unpack_from(view)[2] != start:
+                raise another_size(f"a record of the master lies over {start}, the end of a file here")
+            self._cut_at = -1
         size = int.from_bytes(self._held_back, "big")
         head, last = _HEAD.unpack_from, received - _PLACE_BYTES
-        while received - whole >= BLANK_BYTES_MIN:
+        while received - whole >= BLANK_BYTES_MIN or whole < received == file_end:
             at = whole - start
             if whole != self._whole:
                 size = int.from_bytes(view[at : at + SIZE_BYTES], "big")
@@ -236,14 +238,12 @@ class ReplicaReceiver:
                 whole = file_end
                 break
             elif magic == MAGIC_BLANK and size >= BLANK_BYTES_MIN:
-                raise ReplicationError(
-                    f"a log file of the master ends at {whole + size}, and none of {log.file_bytes} bytes does: set"
-                    " mappedFileSizeCommitLog as the master has it, and begin with an empty store",
-                    reason="file-size",
-                )
+                raise another_size(f"a file of the master ends at {whole + size}, none of {log.file_bytes} bytes does")
             found = self._after_damage(view, start, whole)
             if found < 0:
                 break
+            if found == file_end and (magic in MAGICS or file_end - whole < BLANK_BYTES_MIN):
+                self._cut_at = file_end
             whole = found
         if whole > self._whole:
             # Only now the first of them counts, for whoever reads the log after a kill.

@@ -449,6 +449,53 @@ def test_bytes_that_do_not_fit_are_refused(make_store: Any, tmp_path: Path, send
         slave.append_raw(0, data)
 
 
+@pytest.mark.shows("a slave whose log files are half of its master's copies nothing behind the first of its own")
+@pytest.mark.parametrize("left", [1, 7, 8, 19, 500])
+def test_a_log_of_larger_files_is_no_damaged_one(left: int, make_store: Any, tmp_path: Path, send: Any) -> None:
+    """Pieces may end where the files here do, so none of them tells; a record begins `left` bytes before that."""
+    master = make_store(tmp_path / "m", log_file_bytes=32768)
+    slave = new_slave(make_store, tmp_path / "s")
+    _, _, size = send(master, "t", 0, b"")
+    while master.written_position < 15000:
+        send(master, "t", 0, bytes(300))
+    send(master, "t", 0, bytes(16384 - left - master.written_position - size))
+    assert master.written_position == 16384 - left
+    for _ in range(20):
+        send(master, "t", 0, bytes(600))
+
+    def copy() -> None:
+        while (position := slave.end_position) < master.written_position:
+            slave.append_raw(position, bytes(master.log_bytes(position, 4096)))
+
+    for _ in range(2):  # It tries again, as after a pause.
+        with pytest.raises(ReplicationError, match="mappedFileSizeCommitLog") as raised:
+            copy()
+        assert raised.value.reason == "file-size"
+        slave.cut_partial_record()
+        assert slave.end_position <= 16384
+
+
+@pytest.mark.parametrize("longer", [4, 200])
+def test_a_damaged_size_at_the_end_of_a_file_is_passed_over(
+    longer: int, make_store: Any, tmp_path: Path, send: Any
+) -> None:
+    """By it a few bytes are left of the file, or fewer than none."""
+    master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")
+    _, _, size = send(master, "t", 0, b"")
+    while master.written_position < 15000:
+        send(master, "t", 0, bytes(300))
+    position, *_ = send(master, "t", 0, bytes(16384 - 8 - master.written_position - size))
+    for _ in range(20):
+        send(master, "t", 0, bytes(600))
+    data = bytearray(log_of(master))
+    data[position : position + 4] = (16376 - position + longer).to_bytes(4, "big")
+    for at in range(0, len(data), 4096):
+        slave.append_raw(at, bytes(data[at : at + 4096]))
+    slave.dispatch_received()
+    assert slave.queue_range("t", 0) == master.queue_range("t", 0)
+    assert slave.log.damaged == (((16380 if longer == 4 else position), 16384),)
+
+
 def test_an_empty_copy_begins_at_any_file(make_store: Any, tmp_path: Path) -> None:
     rng = random.Random(3)
     master, slave = new_master(make_store, tmp_path / "m"), new_slave(make_store, tmp_path / "s")

@@ -508,6 +508,12 @@ class CommitLog:
         return start + (found if found >= 0 else self.file_bytes)
 
 
+def another_size(what: str) -> ReplicationError:
+    """Return the error for a log whose files are not as large as its master's."""
+    advice = "set mappedFileSizeCommitLog as the master has it, and begin with an empty store"
+    return ReplicationError(f"{what}: {advice}", reason="file-size")
+
+
 def _may_lack_a_page(properties: bytes, end: int) -> bool:
     """Tell whether zeros at the end of a record's properties, which no CRC covers, may be a page that was not written.
 
