@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from tests.live.test_message_operations import Undecided, bury, until
 from tests.support.answers import check_answer
 from tests.support.cli_calls import Called, call
+from tests.support.patience import LIMIT_S
 
 from rocketspark import Producer, PushConsumer, ReceivedMessage, TransactionProducer
 from rocketspark.admin import Admin
@@ -81,6 +84,18 @@ def test_a_message_is_sent_and_got_by_ids_and_place(cluster: Cluster, tmp_path: 
     assert f"message id         {text['message_id']}" in lines
     hexed = run(cluster, "message", "get", text["message_id"], "--body", "hex").stdout
     assert '00000000  7b 22 69 64 22 3a 20 31  2c 20 22 77 68 6f 22 3a  {"id": 1, "who":' in hexed
+
+
+def test_a_body_that_finds_no_room_leaves_no_file(cluster: Cluster, tmp_path: Path) -> None:
+    message_id = send(cluster, "x" * 100)["message_id"]
+    target = tmp_path / "saved"
+    command = ["message", "get", message_id, "--namesrv", cluster.namesrv, "--save", str(target)]
+    # What `ulimit -f` does: a file may have so many bytes.
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60)); "
+    begun = f"{limited}from rocketspark.cli import main; raise SystemExit(main.run({command!r}))"
+    done = subprocess.run([sys.executable, "-B", "-c", begun], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {target}: File too large\n")
+    assert not target.exists()
 
 
 def test_a_body_is_decoded_by_a_schema(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -351,6 +352,28 @@ def test_what_stands_in_the_way_of_an_export_stays(
     with pytest.raises(UsageError, match="another run's, which has just ended"):
         export_topic(given, to, overwrite=True)
     assert to.read_text() == "whole"
+
+
+@pytest.mark.parametrize("name", ["f.csv.part", "f.csv.part.json.tmp", "f.parquet.part.parquet"])
+def test_a_full_disk_is_told_with_the_file_that_it_could_not_hold(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "body"}
+    to = tmp_path / name.partition(".part")[0]
+    sync = os.fsync
+
+    def full(file: Any) -> None:
+        if os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}") == str(tmp_path / name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / name}'"):
+            export_topic(given, to)
+    assert not to.exists()
+    assert export_topic(given, to).rows == COUNT + 10
+    assert list(tmp_path.iterdir()) == [to]
 
 
 def test_times_that_count_back_from_now_are_those_of_the_first_run(

@@ -338,11 +338,11 @@ class _Copy:
             piece = os.pread(read, min(count, _PIECE_BYTES), at)
             if not piece:
                 return
-            if os.pwrite(written, piece, at) != len(piece):
-                raise StoreUnwritable("a file of the backup could not be written whole: check its disk")
-            at += len(piece)
-            count -= len(piece)
-            self.copied_bytes += len(piece)
+            # Part of it on a disk that is nearly full: the rest tells what is wrong.
+            done = os.pwrite(written, piece, at)
+            at += done
+            count -= done
+            self.copied_bytes += done
             self._tell(self.files, self.copied_bytes)
 
 

@@ -246,17 +246,15 @@ class _Export:
     def _write(self, data: bytes | memoryview, rows: int, index: int, after: int) -> None:
         written, view = 0, memoryview(data)
         while written < len(view):
-            try:
+            with named(self._part):
                 written += self._file.write(view[written:]) or 0
-            except OSError as e:
-                e.filename = str(self._part)
-                raise
         reached = self._note.reached
         self._note.reached = Reached(reached.bytes + written, reached.rows + rows, index, after)
 
     def _keep(self) -> None:
         """Have what is written on the disk, and then noted how far it goes."""
-        os.fsync(self._file)
+        with named(self._part):
+            os.fsync(self._file)
         replace(self._beside, msgspec.json.encode(self._note))
         self._noted_s = time.monotonic()
 
@@ -265,17 +263,28 @@ class _Export:
         whole = self._part
         if self._kind == file_rows.PARQUET:
             whole = self._to.with_name(f"{self._to.name}.part.parquet")
-            _to_parquet(self._part, whole)
+            with named(whole):
+                _to_parquet(self._part, whole)
         os.replace(whole, self._to)
         sync_folder(self._to)
         for left in (self._part, self._beside):
             left.unlink(missing_ok=True)
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Have errors tell which file it is that cannot be written: those of a full disk name none."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or str(path)
+        raise
+
+
 def replace(path: Path, data: bytes) -> None:
     """Replace a small file, so that it is the old or the new one whatever happens."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with named(temporary), temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -229,6 +229,17 @@ def test_a_restore_that_was_broken_off_is_no_store_and_is_made_again(
         with pytest.raises(ConfigError, match="`rocketspark restore` with this folder once more"):
             look(new)
 
+    def nearly_full(file: int, data: bytes, at: int) -> int:
+        if len(data) == 1:
+            full()
+        return write(file, data[: len(data) // 2], at)
+
+    write = os.pwrite
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", nearly_full)
+        with pytest.raises(StoreFull, match=f"to write {tmp_path}/third/"):
+            backup(store.settings.root, tmp_path / "third")
+
     def twice(files: int, copied_bytes: int) -> None:
         with pytest.raises(StoreLocked):
             restore(tmp_path / "b", new)

@@ -221,10 +221,13 @@ PULL_RESULTS = (
 
 async def pull(broker: Peer, header: PullHeader, *, timeout_ms: float = 30_000) -> PullResult:
     """Pull messages of one queue. The result's `records` are the broker's own bytes, for
-    `protocol.record.decode_messages`.
+    `protocol.record.decode_messages`. Raises RecordError if the broker says that it found messages, and sends none.
     """
     reply = await broker.request(RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
     reply.raise_for_code(f"pull of {header.topic!r} queue {header.queue_id}", *PULL_RESULTS)
+    if reply.code == ResponseCode.SUCCESS and not reply.body:
+        # Whoever believed its next offset would pass messages over.
+        raise RecordError(f"pull of {header.topic!r} queue {header.queue_id}: found, but the reply holds no message")
     return PullResult(reply.code, reply.remark, reply.header(PullReply), reply.body)
 
 

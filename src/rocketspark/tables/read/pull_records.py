@@ -257,6 +257,8 @@ class _Puller:
         pull.opaque = 0
         if reply.code == ResponseCode.SUCCESS:
             self._reply_bytes = reply.end - reply.start
+            if not self._reply_bytes:
+                raise self._refused(reply, "found, but the reply holds no message")
             after = headers.decode_ext(PullReply, reply.ext).next_offset
             if not self._in_batches and (after > pull.end or pull.first == self._source.first):
                 self._in_batches = _holds_batches(reply)

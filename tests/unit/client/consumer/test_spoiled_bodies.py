@@ -110,6 +110,26 @@ async def test_a_body_that_is_not_what_its_crc_says_is_asked_for_again_first(mon
 
 
 @in_loop
+async def test_a_reply_that_found_messages_and_holds_none_leads_nobody_past_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rocketspark.client.consumer.puller.REFUSED_PAUSE_S", 0.001)
+    async with Fake(t=1) as fake, AsyncPullConsumer(fake.namesrv, "g", consume_from="first") as c:
+        whole = fake.broker._pulled
+        spoil = iter((True, True))
+
+        def spoiled(asked: Any, code: int, next_offset: int, body: bytes = b"") -> bytes:
+            return whole(asked, code, next_offset, b"" if body and next(spoil, False) else body)
+
+        monkeypatch.setattr(fake.broker, "_pulled", spoiled)
+        fake.broker.put("t", 0, b"one")
+        fake.broker.put("t", 0, b"two")
+        await c.assign([Q0])
+        assert [m.body for m in await read(c, 2)] == [b"one", b"two"]
+        assert fake.broker.requests[RequestCode.PULL_MESSAGE] >= 3
+
+
+@in_loop
 async def test_dead_letters_that_no_broker_takes_are_passed_over_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
     body, flag = POISON["no zlib"]

@@ -114,8 +114,15 @@ def get(
 
     message = run_operation(at, find)
     if save is not None:
-        with save.open("xb") as file:
-            file.write(message.body)
+        try:
+            with save.open("xb") as file:
+                file.write(message.body)
+        except OSError as e:
+            if e.filename is None:
+                # Of the write: a part would pass for the body, and be in the way of another try.
+                save.unlink()
+                e.filename = str(save)
+            raise
     decoded = decoding.text(message.body)
     if json:
         print_json(message_json(message) | ({} if decoded is None else {"decoded": decoded}))
