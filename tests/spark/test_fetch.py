@@ -76,6 +76,7 @@ def read(broker: FakeBroker, first: int, end: int, *, others: tuple[str, ...] = 
         {"count_max": 100, "drop_after": 5},
         {"drop_after": 0},
         {"hidden_for": 3},
+        {"refuse": ResponseCode.SUCCESS, "refuse_for": 1},
     ],
     ids=str,
 )
