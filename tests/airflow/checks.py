@@ -120,6 +120,24 @@ def test_what_fails_is_consumed_by_the_next_try(cluster: Cluster) -> None:
     assert set(seen) == {b"a", b"b", b"c"}
 
 
+def test_an_async_function_is_run_and_a_generator_refused(cluster: Cluster) -> None:
+    from rocketspark.airflow.operators import RocketMQConsumeOperator, RocketMQProduceOperator
+
+    RocketMQProduceOperator(task_id="produce", topic="late-jobs", messages=lambda: ["a"]).execute({})
+    options: dict[str, Any] = {"topic": "late-jobs", "group": "late", "idle_s": 1}
+
+    def generator(messages: list[Any]) -> Any:
+        yield messages
+
+    async def work(messages: list[Any]) -> list[str]:
+        return [message.body.decode() for message in messages]
+
+    with pytest.raises(UsageError, match="holds a `yield`"):
+        RocketMQConsumeOperator(task_id="g", function=generator, **options).execute({})
+    assert RocketMQConsumeOperator(task_id="c", function=work, **options).execute({}) == [["a"]]
+    assert RocketMQConsumeOperator(task_id="c", function=work, **options).execute({}) == []
+
+
 async def is_second(message: Any) -> bool:
     """The same, asynchronous."""
     return bool(message.body == b"second")

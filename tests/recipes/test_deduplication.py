@@ -292,6 +292,20 @@ def test_a_plain_function_that_returns_a_coroutine_does_and_records_nothing(data
     assert done(database) == ["1"]
 
 
+def test_a_generator_runs_nothing_and_records_nothing(database: Tables, seen: SeenStore) -> None:
+    def plain(given: Any, connection: Any) -> Any:
+        yield worker(database)(given, connection)
+
+    async def coroutine(given: Any, connection: Any) -> Any:
+        yield worker(database)(given, connection)
+
+    for wrong in (plain, coroutine):
+        with pytest.raises(UsageError, match="holds a `yield`"):
+            deduplicate(store=seen)(wrong)(message())
+    deduplicate(store=seen)(worker(database))(message())
+    assert done(database) == ["1"]
+
+
 def test_an_id_that_no_database_takes_is_one_all_the_same(database: Tables, seen: SeenStore) -> None:
     for odd in ("a\0b", "a\ud800", "x" * 501, "a\ud801"):
         listener = deduplicate(store=seen, by=lambda given, odd=odd: odd)(worker(database))  # type: ignore[misc]

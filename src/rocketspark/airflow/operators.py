@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from airflow.sdk import BaseOperator
 from rocketspark import machine
 from rocketspark.airflow.hook import DEFAULT, RocketMQHook
 from rocketspark.airflow.trigger import RocketMQMessageTrigger
+from rocketspark.client.callbacks import on_loop
 from rocketspark.client.consumer.offsets import ConsumeFrom
 from rocketspark.errors import UsageError
 from rocketspark.model import Message, ReceivedMessage
@@ -68,7 +70,7 @@ class RocketMQConsumeOperator(BaseOperator):
     Args:
         topic: what is read, by the members of `group`, from where the group is.
         group: the consumer group.
-        function: gets a list of ReceivedMessage; its results other than None are what the task returns.
+        function: plain or async, gets a list of ReceivedMessage; its results other than None are what the task returns.
         tags, sql: which messages.
         count_max: how many messages at most; None: all that come until none comes for `idle_s` seconds.
         batch_max: how long a list is at most.
@@ -110,8 +112,9 @@ class RocketMQConsumeOperator(BaseOperator):
                 messages = consumer.poll(self.idle_s * 1000, count_max=most)
                 if not messages:
                     break
+                # What is only begun would be committed: a coroutine is run, a generator refused.
                 if (result := self.function(messages)) is not None:
-                    results.append(result)
+                    results.append(asyncio.run(on_loop(result)))
                 consumer.commit({message.queue: message.queue_offset + 1 for message in messages})
                 count += len(messages)
         self.log.info("%d messages of topic %s consumed by group %s", count, self.topic, self.group)

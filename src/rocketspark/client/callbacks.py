@@ -60,7 +60,7 @@ def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
     """
     if returned is None or returned is True or returned is False:
         return returned
-    _check(returned)
+    check_ran(returned)
     if not inspect.isawaitable(returned):
         return plain(returned)
     awaited = _awaited(returned)
@@ -80,7 +80,7 @@ def in_thread(returned: Any, loop: asyncio.AbstractEventLoop) -> Any:
 async def on_loop(returned: Any) -> Any:
     """Return the final result of a call on the loop, as `in_thread` does in a thread."""
     while returned is not None and returned is not True and returned is not False:
-        _check(returned)
+        check_ran(returned)
         if not inspect.isawaitable(returned):
             return plain(returned)
         returned = await returned
@@ -137,7 +137,8 @@ async def end_all(tasks: Iterable[asyncio.Future[Any]], timeout_s: float) -> boo
     return not left
 
 
-def _check(returned: Any) -> None:
+def check_ran(returned: Any) -> None:
+    """Raise UsageError if what an application's function returned is a generator."""
     # A generator that types.coroutine made can be awaited.
     if isinstance(returned, AsyncGenerator) or (isinstance(returned, Generator) and not inspect.isawaitable(returned)):
         raise UsageError(

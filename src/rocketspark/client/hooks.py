@@ -111,6 +111,9 @@ class Hooks:
         """After each reply, or error instead of it."""
 
 
+_NAMES = [name for name in vars(Hooks) if not name.startswith("_")]
+
+
 class LogSends(Hooks):
     """Logs each attempt of a send to "rocketspark.sends": its result and keys at INFO, a failure at WARNING.
 
@@ -198,6 +201,10 @@ class HookSet:
         for each in hooks:
             if not isinstance(each, Hooks):
                 raise ConfigError(f"hooks: {each!r} is not an object of a class derived from client.hooks.Hooks")
+            for name in _NAMES:
+                method = getattr(each, name)
+                if is_coroutine_function(method) or inspect.isgeneratorfunction(method):
+                    raise ConfigError(f"hooks: {name} of {each!r} is an async def or holds a `yield`: it would not run")
         self.sends: list[Hooks] = []
         self.consumes: list[Hooks] = []
         self.ends: list[Hooks] = []

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-from rocketspark.client.callbacks import plain
+from rocketspark.client.callbacks import check_ran, plain
 from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.client.message_batch import MessageBatch, messages_given
 from rocketspark.client.validators import names_arguments
@@ -216,6 +216,8 @@ def _wrap_function(
                 result = plain(listener(_only(given, firsts, new), connection)) if new else None
                 if result is False:
                     raise _Undo
+                # Within the transaction: the id of a message for which nothing ran is not recorded.
+                check_ran(result)
                 if inspect.isawaitable(result):
                     raise _no_coroutine(result)
         except _Undo:

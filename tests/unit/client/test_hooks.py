@@ -385,3 +385,17 @@ async def test_keys_of_batches_are_logged(caplog: pytest.LogCaptureFixture) -> N
         "'a b c\u00e4'",
         "'g0 g1'",
     ]
+
+
+def test_hooks_that_nobody_would_await_are_refused() -> None:
+    class Guard(Hooks):
+        async def check_forbidden(self, sending: Sending) -> None:  # type: ignore[override]
+            raise PermissionError
+
+    class Steps(Hooks):
+        def before_send(self, sending: Sending) -> Any:
+            yield sending
+
+    for hooks in (Guard(), Steps()):
+        with pytest.raises(ConfigError, match="it would not run"):
+            AsyncProducer("127.0.0.1:1", hooks=[hooks])
