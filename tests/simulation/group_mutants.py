@@ -127,6 +127,14 @@ TABLE = {
         seed=1,
         scenario="tier_flips:objects",
     ),
+    "a_receive_that_waits_asks_once_who_may": Planted(
+        "who may no more is given nothing",
+        "proxy/consuming/receive.py",
+        "            if call.check_again is not None:\n",
+        "            if call.check_again is not None and not found:\n",
+        seed=3,
+        scenario="grpc_users:clients",
+    ),
     "a_slave_keeps_its_damage": Planted(
         "damage takes nothing else with it",
         "store/replica.py",

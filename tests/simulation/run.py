@@ -33,7 +33,7 @@ from tests.simulation.world import World
 LONG = ("history", "logs", "packets")
 # Whose scenarios tests ask for: read before children are made, so that none reads them.
 OF_TESTS = ("failover", "flips", "group", "group_mutants", "mixed", "mutants", "parts.alone", "rack", "regressions")
-OF_TESTS += ("proxies", "table_flips", "tier_flips", "world_checks")
+OF_TESTS += ("grpc_users", "proxies", "table_flips", "tier_flips", "world_checks")
 Scenario = Callable[[World], Coroutine[Any, Any, Any]]
 
 

@@ -15,3 +15,16 @@ def test_clients_go_on_behind_proxies_whatever_fails() -> None:
     found = outcomes("tests.simulation.proxies:clients", 1, 14, 15)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
     assert sum(outcome["result"]["reads"] for outcome in found) > 600
+
+
+@pytest.mark.shows(
+    "clients of RocketMQ 5 at a proxy under access control, while their user is disabled, deleted, loses its rules and"
+    " gets them back, and broker and proxy fail: who may no more is given nothing, also by a receive that waits, and"
+    " others get it"
+)
+def test_who_may_no_more_is_given_nothing_by_a_proxy() -> None:
+    found = outcomes("tests.simulation.grpc_users:clients", 1, 2, 3, 4)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["states"]["spans of rights looked at"] for outcome in found) > 10
+    assert all(outcome["result"]["served"] > 20 for outcome in found)
+    assert sum(outcome["states"]["grpc calls refused"] for outcome in found) > 100

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tests.simulation.checker import PromiseBroken
 from tests.simulation.flips import TOPIC, all_of
 from tests.simulation.nodes import Cluster
-from tests.simulation.object_store import PlayedStore, install
 from tests.simulation.parts.compacted import CUT
 from tests.simulation.parts.tiered import SETTINGS
 from tests.simulation.world import Main, Node, World
 
 from rocketspark import AsyncProducer, AsyncPullConsumer, Message, ReceivedMessage
 from rocketspark.broker.tiered_settings import FORCE
+
+if TYPE_CHECKING:
+    from tests.support.objects_in_memory import Objects
 
 COUNT, TAGS = 160, ("a", "b")
 
@@ -34,6 +36,9 @@ async def folder(world: World) -> dict[str, Any]:
 
 async def objects(world: World) -> dict[str, Any]:
     """A tier in an object store."""
+    # Not before: pyarrow is for those alone that have such a tier.
+    from tests.simulation.object_store import PlayedStore, install
+
     store = PlayedStore([])
     install(store)
     return await _Run(world, _Objects(store)).whole()
@@ -52,7 +57,7 @@ class _Folder:
 
 
 class _Objects:
-    def __init__(self, store: PlayedStore) -> None:
+    def __init__(self, store: Objects) -> None:
         self._store = store
 
     def names(self) -> list[str]:
