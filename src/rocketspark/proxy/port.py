@@ -36,6 +36,9 @@ WAITING_BYTES_MAX = 256 << 10
 PENDING_MAX, PENDING_OF_HOST_MAX = 128, 256
 # Frames of one connection that are looked at in one turn of the loop, some 2 us each: one read may hold 30,000.
 FRAMES_IN_TURN = 512
+# As many calls may wait for their message. Each costs the server its beginning all the same, and messages may stand
+# behind further calls: beyond them so many calls of a host come in each such span.
+ENTERED_SLOWLY, ENTER_S = 8, 0.01
 # A call that its client gave up may still wait there.
 GIVEN_UP_S = 0.2
 
@@ -57,6 +60,8 @@ class RelayedClients:
         self.pending = Counter[str]()
         self.waiting: dict[Relay, None] = {}
         self._woken: asyncio.Handle | None = None
+        # Messages that are not whole, and connections whose next call is to come slowly, by host.
+        self.unfinished, self.slowed = Counter[str](), Counter[str]()
 
     def take(self, peer: Peer, below: asyncio.Transport, data: bytes) -> Relay:
         """Begin to relay a client's connection that speaks HTTP/2. `below`: its transport; `data`: the bytes that
@@ -67,6 +72,11 @@ class RelayedClients:
     def room(self, relay: Relay) -> int:
         """Return how many calls a connection may begin now."""
         return max(min(PENDING_MAX - relay.pending_count, PENDING_OF_HOST_MAX - self.pending[relay.host]), 0)
+
+    def may_enter(self, relay: Relay) -> int:
+        """Return how many calls without their message a connection may begin at once now."""
+        own, of_host = relay.unfinished_count, self.unfinished[relay.host]
+        return max(min(PENDING_MAX - own, PENDING_OF_HOST_MAX - of_host), 0)
 
     def changed(self, host: str, count: int) -> None:
         """Count `count` more calls of a host that wait for their first answer; fewer if it is negative."""
@@ -103,6 +113,9 @@ class Relay(Http2):
         # What is not given to the gRPC server yet, and whether the client's end follows.
         self._held, self._ends = data, False
         self._messages = UnfinishedMessages()
+        # How many of these are counted for the host.
+        self.unfinished_count = 0
+        self._is_slowed = False
         # Streams of calls that the gRPC server has answered nothing to.
         self._pending: set[int] = set()
         self._answers = Frames()
@@ -145,11 +158,13 @@ class Relay(Http2):
         turn takes; then read from the client again.
         """
         self._next_turn = None
+        self._slow(by=False)
         inner, messages, data = self._inner, self._messages, self._held
         if inner is None:
             return
-        room = self._clients.room(self)
-        at = messages.feed(data, room, FRAMES_IN_TURN)
+        room, at_once = self._clients.room(self), self._clients.may_enter(self)
+        at = messages.feed(data, room, FRAMES_IN_TURN, at_once or ENTERED_SLOWLY)
+        self._count_unfinished(messages.count)
         if messages.begun:
             self._pending.update(messages.begun)
             self._clients.changed(self.host, len(messages.begun))
@@ -162,11 +177,24 @@ class Relay(Http2):
         inner.write(data if at == len(data) else data[:at])
         if self._held and len(messages.begun) > room:
             self._clients.waiting[self] = None
+        elif self._held and not at_once and len(messages.entered) == ENTERED_SLOWLY:
+            self._slow(by=True)
+            wait_s = ENTER_S * self._clients.slowed[self.host]
+            self._next_turn = asyncio.get_running_loop().call_later(wait_s, self.go_on)
         elif self._held:
             self._next_turn = asyncio.get_running_loop().call_soon(self.go_on)
         elif self._ends:
             inner.write_eof()
         self._read_on()
+
+    def _count_unfinished(self, count: int) -> None:
+        _add(self._clients.unfinished, self.host, count - self.unfinished_count)
+        self.unfinished_count = count
+
+    def _slow(self, *, by: bool) -> None:
+        """Note whether the next call waits for a while."""
+        _add(self._clients.slowed, self.host, by - self._is_slowed)
+        self._is_slowed = by
 
     @property
     def pending_count(self) -> int:
@@ -222,6 +250,8 @@ class Relay(Http2):
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.open.discard(self)
         self._clients.waiting.pop(self, None)
+        self._count_unfinished(0)
+        self._slow(by=False)
         pending, self._pending = len(self._pending), set()
         if pending:
             self._clients.changed(self.host, -pending)
@@ -247,6 +277,7 @@ class Relay(Http2):
                 self._answered(stream)
                 if kind == RST_STREAM or flags & END_STREAM:
                     self._messages.answered(stream)
+                    self._count_unfinished(self._messages.count)
         self._below.write(data)
 
     def inner_changed(self) -> None:
@@ -263,6 +294,13 @@ class Relay(Http2):
         if self._inner is not None and not self._forgotten:
             self._forgotten = True
             self._clients.by_port.pop(self._inner.port, None)
+
+
+def _add(counts: Counter[str], host: str, count: int) -> None:
+    if count:
+        counts[host] += count
+        if not counts[host]:
+            del counts[host]
 
 
 class Inner(asyncio.Protocol):

@@ -162,3 +162,48 @@ def test_a_call_that_was_ended_or_given_up_keeps_no_place(monkeypatch: pytest.Mo
             writer.close()
 
     asyncio.run(run())
+
+
+def test_calls_whose_messages_are_to_come_are_begun_slowly_and_whole_ones_of_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server begins each of them, in one line with all others, and answers nothing until its message is there."""
+    monkeypatch.setattr(port_module, "PENDING_MAX", 5)
+    monkeypatch.setattr(port_module, "PENDING_OF_HOST_MAX", 8)
+    monkeypatch.setattr(port_module, "ENTERED_SLOWLY", 2)
+    monkeypatch.setattr(port_module, "ENTER_S", 3600.0)
+    begun = [frame(HEADERS, 2 * number + 1, b"head") for number in range(40)]
+
+    async def run() -> None:
+        async with behind() as b:
+            clients = b.port.clients
+            (_, first), (_, second) = await dial(b.port), await dial(b.port)
+            first.write(PREFACE + b"".join(begun))
+            kept = await b.one()
+            await until(lambda: clients.slowed.total() == 1)
+            # Of the last one the head of its frame.
+            slowly = PREFACE + b"".join(begun[: 5 + 2 - 1]) + begun[6][:9]
+            await until(lambda: len(kept.came) >= len(slowly))
+            assert kept.came == slowly
+            # Whole ones of the host do not wait, then its others do here too.
+            second.write(PREFACE + call(1) + call(3) + b"".join(begun[2:]))
+            await until(lambda: clients.slowed.total() == 2)
+            other = next(each for each in b.made if each is not kept)
+            slowly = PREFACE + call(1) + call(3) + begun[2] + begun[3][:9]
+            await until(lambda: len(other.came) >= len(slowly))
+            assert other.came == slowly
+            # All come in the end, also where messages stand behind further calls.
+            for name in ("PENDING_MAX", "PENDING_OF_HOST_MAX"):
+                monkeypatch.setattr(port_module, name, 1000)
+            messages = b"".join(frame(0, 2 * number + 1, MESSAGE, END) for number in range(40))
+            first.write(messages)
+            for relay in list(clients.open):
+                relay.go_on()
+            whole = PREFACE + b"".join(begun) + messages
+            await until(lambda: len(kept.came) >= len(whole))
+            assert kept.came == whole
+            for each in b.made:
+                each.transport.abort()
+            await until(lambda: not (clients.open or clients.unfinished or clients.slowed))
+
+    asyncio.run(run())

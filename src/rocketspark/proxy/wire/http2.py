@@ -39,6 +39,7 @@ class UnfinishedMessages:
 
     def __init__(self) -> None:
         self.held = 0
+        self.entered: set[int] = set()
         self.begun: list[int] = []
         self.given_up: list[int] = []
         self._number = self._last = 0
@@ -55,16 +56,28 @@ class UnfinishedMessages:
         """The number of the unfinished message that began to arrive first; None if all are whole."""
         return next(iter(self._open.values())).number if self._open else None
 
-    def feed(self, data: bytes, calls_max: float = math.inf, frames_max: float = math.inf) -> int:
+    @property
+    def count(self) -> int:
+        """How many messages are not whole."""
+        return len(self._open)
+
+    def feed(
+        self,
+        data: bytes,
+        calls_max: float = math.inf,
+        frames_max: float = math.inf,
+        entered_max: float = math.inf,
+    ) -> int:
         """Read bytes of HTTP/2 that the client sent, and count what of its gRPC messages is not whole yet.
 
         Returns how many bytes were read: once one call more than `calls_max` has begun, or as many frames as
-        `frames_max`, the rest is to be fed later. Sets `begun` (streams whose first message is whole) and `given_up`
-        (streams that the client reset), both of these bytes alone.
+        `frames_max`, or calls without their message as `entered_max`, the rest is to be fed later. Sets `begun`
+        (streams whose first message is whole), `entered` (those whose is not) and `given_up` (streams that the client
+        reset), all of these bytes alone.
         """
         at, size, frames = 0, len(data), 0
-        self.begun, self.given_up = [], []
-        while at < size and len(self.begun) <= calls_max and frames < frames_max:
+        self.begun, self.given_up, self.entered = [], [], set()
+        while at < size and len(self.begun) <= calls_max and frames < frames_max and len(self.entered) < entered_max:
             if self._passed:
                 count = min(self._passed, size - at)
                 self._passed -= count
@@ -103,6 +116,8 @@ class UnfinishedMessages:
             is_new, self._last = stream > self._last, max(stream, self._last)
             if not flags & END_STREAM:
                 self._enter(stream).first |= is_new
+                if is_new:
+                    self.entered.add(stream)
             elif is_new:
                 self.begun.append(stream)
         elif kind == RST_STREAM:
@@ -119,6 +134,7 @@ class UnfinishedMessages:
 
     def _drop(self, stream: int) -> None:
         message = self._open.pop(stream, None)
+        self.entered.discard(stream)
         if message is not None:
             self.held -= message.held
             if message.first:
