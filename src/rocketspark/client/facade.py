@@ -22,6 +22,8 @@ R = TypeVar("R")
 class Core(Protocol):
     """The part of an asynchronous client that its synchronous facade uses."""
 
+    _state: str
+
     @property
     def client_id(self) -> str: ...
 
@@ -94,6 +96,8 @@ class Facade(Generic[C]):
         thread, self._thread = self._thread, None
         if thread is None:
             ending.close()
+            if self._core._state == "new":
+                self._core._state = "closed"  # For good, as of those with asyncio: a start that comes later is refused.
             if self._wait_closed is not None and not self._core.calls_here:
                 self._wait_closed()
             return

@@ -30,6 +30,7 @@ from rocketspark import (
     PullConsumer,
     PushConsumer,
     ReceivedMessage,
+    SimpleConsumer,
 )
 from rocketspark.admin.operations import Admin, AsyncAdmin
 from rocketspark.client.connection.loop_thread import LoopThread
@@ -113,6 +114,16 @@ def test_send_in_all_ways(fake: Fake) -> None:
     with pytest.raises(StateError):
         producer.send("t", b"5")
     producer.close()
+
+
+@pytest.mark.parametrize("kind", [Producer, PullConsumer, SimpleConsumer, Admin])
+def test_a_client_that_was_closed_before_its_start_stays_closed(fake: Fake, kind: Any) -> None:
+    client = kind(fake.namesrv) if kind is Admin else kind(fake.namesrv, "g")
+    client.close()
+    client.close()
+    with pytest.raises(StateError, match="closed"):
+        client.start()
+    client.close()
 
 
 def test_many_threads_and_clients_share_one_loop(fake: Fake) -> None:

@@ -231,7 +231,9 @@ class Rebalance:
         for puller in self.pullers.values():
             puller.stop()
         if not await end_all([*self._tasks, *self._resets, *self._reading], END_S):
-            log.warning("group %s: on_assigned or on_revoked still runs", self.group)
+            theirs = self._calls.on_taken is not None or self._calls.on_leaving is not None
+            what = "on_assigned or on_revoked" if theirs else "a request to a broker"
+            log.warning("group %s: %s still runs", self.group, what)
         # Whoever waits for the first share is told that none comes.
         self.balanced.set()
 
