@@ -272,3 +272,37 @@ def test_a_restored_replica_has_all_also_of_a_master_that_took_nothing_yet(tmp_p
                 await controller.close()
 
     run(main())
+
+
+# The last byte of a record's queue and store time; of its topic or body, by a word of it.
+QUEUE, STORE_TIME = 12 + 3, 56 + 7
+
+
+@pytest.mark.shows("a flipped bit in a slave's newest record: that is mended, and is not taken for another log")
+@pytest.mark.parametrize("runs", [False, True], ids=["while it is down", "while it runs"])
+@pytest.mark.parametrize("place", [QUEUE, STORE_TIME, b"newest", b"%c%b" % (len(TOPIC), TOPIC.encode())], ids=str)
+def test_a_flipped_bit_in_the_newest_record_makes_no_other_log(tmp_path: Path, place: int | bytes, runs: bool) -> None:
+    async def main() -> None:
+        async with group(tmp_path) as g:
+            first, second = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+                for body in (b"before", b"between", b"newest"):
+                    await sent(peer, body)
+            await until(lambda: second.store.written_position == first.store.written_position)
+            at, record = second.store.newest_record() or (0, b"")
+            where = place if isinstance(place, int) else record.rindex(place) + len(place) - 1
+            if not runs:
+                await g.stop(2)
+            with (tmp_path / "store2/commitlog/00000000000000000000").open("r+b") as file:
+                file.seek(at + where)
+                file.write(bytes([record[where] ^ 1]))
+            if runs:
+                second.replication.client.again()
+            else:
+                second = await g.start(2)
+            await g.in_sync(2)
+            await until(lambda: bytes(second.store.log_bytes(at, len(record))) == record)
+            assert not second.replication.troubles.counts
+
+    run(main())

@@ -543,9 +543,9 @@ class ReplicaReceiver:
         ends = [queue.unit(queue.next - 1)[0] for queue in self.consume_queues.loaded() if queue.next > queue.min]
         return max(map(self.log.store_time_at, ends), default=-1)
 
-    def newest_record(self) -> tuple[int, bytes] | None:
-        """Return (position, bytes) of the log's last record; None if none begins near the log's end."""
-        log, end = self.log, self.log.written
+    def newest_record(self, end: int | None = None) -> tuple[int, bytes] | None:
+        """Return (position, bytes) of the last record before `end`, the log's by default; None if none begins near."""
+        log, end = self.log, self.log.written if end is None else end
         if end <= log.min_position:
             return None
         start = (end - 1) - (end - 1) % log.file_bytes

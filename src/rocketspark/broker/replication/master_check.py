@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from rocketspark.broker.replication.link.links import another_log
+from rocketspark.broker.replication.link.links import NOWHERE
 from rocketspark.broker.replication.master_api import ask_ha_info
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError, RecordError, ReplicationError, RocketSparkError, TransportError
@@ -34,6 +34,8 @@ IDENTITY_LIMIT_S = 2.0
 IDENTITY_TIMEOUT_MS = 1000
 # More brokers of one host are not asked.
 BROKERS_MAX = 8
+# So many of the log's last records are looked at, while the later ones are in doubt.
+LAST_RECORDS_MAX = 16
 
 RECORD_TIMEOUT_MS = 3000
 # Longer damage is no matter of some records: the store has to be copied anew.
@@ -67,20 +69,38 @@ class MasterIdentity:
             reason="another-master",
         )
 
-    async def check_log(self, master: str, position: int, record: bytes) -> None:
-        """Raise ReplicationError if the master has another record at `position`, where this log's last record lies.
+    async def other_record(self, master: str, store: Store) -> int:
+        """Return where a last record of the log lies in whose place the master has another one; NOWHERE if it has the
+        same, or tells of none.
 
-        The link alone would notice only if the master had no record that begins where this log ends.
+        The link alone would notice only if the master had no record that begins where this log ends. Of a record that
+        is damaged here, in doubt, or no other than by a flipped bit, which is put in doubt, the one before tells.
         """
+        log, end, differs_at = store.log, None, NOWHERE
+        for _ in range(LAST_RECORDS_MAX):
+            newest = store.newest_record(end)
+            theirs = None if newest is None else await self._record_of(master, newest[0])
+            if newest is None or theirs is None:
+                break
+            end, own = newest
+            if theirs == own:
+                return NOWHERE
+            if not _is_flipped(own, theirs):
+                differs_at = max(differs_at, end)
+                if end not in log.doubtful and _is_whole(own):
+                    break
+            log.doubt(end, len(own))
+        return differs_at
+
+    async def _record_of(self, master: str, position: int) -> bytes | None:
         header = ViewMessageHeader(physical_offset=position)
         try:
             async with asyncio.timeout(IDENTITY_LIMIT_S):
                 peer = await self._connections.get(master)
                 reply = await peer.request(RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_ms=IDENTITY_TIMEOUT_MS)
         except (TimeoutError, RocketSparkError):
-            return
-        if reply.code == ResponseCode.SUCCESS and reply.body != record:
-            raise another_log(position)
+            return None
+        return bytes(reply.body) if reply.code == ResponseCode.SUCCESS else None
 
     async def _owner(self, address: str) -> tuple[str, str, str] | None:
         """Return (cluster, name, address) of the broker with that address of replication, None if it is not known."""
@@ -139,6 +159,20 @@ class MasterIdentity:
                     count += 1
                     yield broker.cluster, name, master
             return
+
+
+def _is_whole(own: bytes) -> bool:
+    try:
+        record.decode(own)
+    except RecordError:
+        return False
+    return True
+
+
+def _is_flipped(own: bytes, theirs: bytes) -> bool:
+    """Tell whether a flipped bit makes one record of the other: two messages differ in more."""
+    differing = int.from_bytes(own, "big") ^ int.from_bytes(theirs, "big")
+    return len(own) == len(theirs) and differing.bit_count() == 1
 
 
 async def mend_log(store: Store, connections: Connections, master: str) -> None:

@@ -28,6 +28,7 @@ from rocketspark.broker.replication.link.links import (
     SlaveLink,
     SwitchMasterLink,
     SwitchSlaveLink,
+    another_log,
 )
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo
@@ -39,7 +40,7 @@ from rocketspark.broker.replication.role import ACCESS_CHANGES, TABLE_CHANGES, R
 from rocketspark.broker.replication.slave_synchronize import Arrivals, SlaveSynchronize
 from rocketspark.broker.replication.standing import LOOK_S, Standing, all_copied, heirs
 from rocketspark.broker.replication.waits import Mode
-from rocketspark.errors import ConfigError, ReplicationError
+from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.headers import Request
@@ -507,20 +508,16 @@ class Replication(RoleDriver):
         damaged here is mended first.
         """
         identity, master = MasterIdentity(self._settings, self._connections), self.role.master_address
-        newest, self._other_at = self._store.newest_record(), NOWHERE
-        if self.manager is not None:
-            if master is not None and newest is not None:
-                try:
-                    await identity.check_log(master, *newest)
-                except ReplicationError:
-                    self._other_at = newest[0]
-        else:
+        self._other_at = NOWHERE
+        if self.manager is None:
             if address == self._configured_master:
                 master = await identity.check(address)
             if master is None and self._coming is not None and self._coming.ha_address == address:
                 master = self._coming.master_address
-            if master is not None and newest is not None:
-                await identity.check_log(master, *newest)
+        if master is not None:
+            self._other_at = await identity.other_record(master, self._store)
+        if self.manager is None and self._other_at > NOWHERE:
+            raise another_log(self._other_at)
         if master is not None:
             await mend_log(self._store, self._connections, master)
 
