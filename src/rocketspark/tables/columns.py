@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message.record_layout import Ints
-from rocketspark.tables.decode.options import CONFLUENT, JSON, DecodeOptions
+from rocketspark.tables.decode.options import JSON, JSON_STARTS, DecodeOptions
 from rocketspark.tables.options import ReadOptions
 
 log = logging.getLogger("rocketspark.spark")
@@ -170,7 +170,7 @@ def with_schema(options: DecodeOptions, sample: Iterator[bytes]) -> DecodeOption
 
     options = resolve(options)
     if options.format == JSON and not options.schema:
-        skip = 5 if options.wire == CONFLUENT else 0
+        skip = JSON_STARTS[options.wire]
         ddl = json_bodies.infer([body[skip:] for body in islice(sample, options.sample_rows)])
         log.warning('the fields of the JSON were inferred from a sample; to keep them give decodeSchema: "%s"', ddl)
         options = dataclasses.replace(options, schema=json_bodies.ddl_of(ddl))

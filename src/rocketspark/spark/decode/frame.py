@@ -14,7 +14,7 @@ from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.spark_features import arrow_schema
 from rocketspark.tables.decode import json_bodies
 from rocketspark.tables.decode.bodies import PLACE, Decoded, resolve
-from rocketspark.tables.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, DecodeOptions
+from rocketspark.tables.decode.options import CONFLUENT, DROPMALFORMED, FAILFAST, JSON, JSON_STARTS, DecodeOptions
 from rocketspark.tables.options import parse_decode_options
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def decode(frame: DataFrame, format: str, *, column: str = "body", into: str = "
 def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wire: str = "plain") -> str:
     """Return the schema, as DDL, of the JSON bodies in the first `rows` rows of a batch frame. Raises ConfigError.
 
-    `wire`: "confluent" for bodies in a registry's wire format.
+    `wire`: "confluent" or "rocketmq" for bodies in a registry's wire format.
     """
     from pyspark.sql import functions as F
 
@@ -71,7 +71,7 @@ def infer_schema(frame: DataFrame, *, column: str = "body", rows: int = 1000, wi
     bodies = [
         row[0] for row in frame.select(F.col(f"`{column}`").cast("binary")).limit(rows).collect() if row[0] is not None
     ]
-    return json_bodies.infer([bytes(body)[5 if wire == CONFLUENT else 0 :] for body in bodies])
+    return json_bodies.infer([bytes(body)[JSON_STARTS[wire] :] for body in bodies])
 
 
 def _check_columns(frame: DataFrame, column: str, options: DecodeOptions) -> None:
@@ -93,9 +93,11 @@ def _by_spark(frame: DataFrame, options: DecodeOptions, own: list[str], at: int)
     body = F.col(f"c{at}").cast("binary")
     text = body
     wrong = F.lit(None).cast("string")
-    if options.wire == CONFLUENT:
-        text = F.substring(body, 6, 2**31 - 1)
-        framed = (F.length(body) >= 5) & (F.substring(body, 1, 1) == F.lit(b"\0"))
+    if start := JSON_STARTS[options.wire]:
+        text = F.substring(body, start + 1, 2**31 - 1)
+        first = F.substring(body, 1, 1)
+        right = first == F.lit(b"\0") if options.wire == CONFLUENT else ~first.isin(F.lit(b"{"), F.lit(b"["))
+        framed = (F.length(body) >= start) & right
         wrong = F.when(~framed, F.lit("the body is not in the wire format of a schema registry"))
     text = text.cast("string")
     # from_json would put another character for what is none.

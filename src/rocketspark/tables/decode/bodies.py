@@ -27,10 +27,19 @@ from rocketspark.errors import (
     SchemaUnknown,
 )
 from rocketspark.model.text import shown
-from rocketspark.tables.decode import avro_schema, json_bodies
+from rocketspark.tables.decode import avro_schema, json_bodies, rocketmq_registry
 from rocketspark.tables.decode import sql_types as t
 from rocketspark.tables.decode.avro_bodies import AvroDecoder
-from rocketspark.tables.decode.options import AVRO, CONFLUENT, DROPMALFORMED, FAILFAST, JSON, PROTOBUF, DecodeOptions
+from rocketspark.tables.decode.options import (
+    AVRO,
+    DROPMALFORMED,
+    FAILFAST,
+    JSON,
+    PLAIN,
+    PROTOBUF,
+    ROCKETMQ,
+    DecodeOptions,
+)
 from rocketspark.tables.decode.protobuf_bodies import (
     Messages,
     ProtobufDecoder,
@@ -246,7 +255,7 @@ class BodyDecoder:
 
         Raises RegistryAway and RegistryRefused if the options say that these end the query.
         """
-        one = self._framed if self._options.wire == CONFLUENT else self._of_reader
+        one = self._of_reader if self._options.wire == PLAIN else self._framed
         values: list[Any] = []
         reasons: list[str | None] = [None] * len(bodies)
         for i, body in enumerate(bodies):
@@ -267,11 +276,12 @@ class BodyDecoder:
 
     def _hint(self, body: bytes) -> str:
         # The magic byte, and an id that no registry has counted up to 16 million.
-        is_framed = self._options.wire != CONFLUENT and body[:2] == b"\0\0" and len(body) > PREFIX_BYTES
+        is_framed = self._options.wire == PLAIN and body[:2] == b"\0\0" and len(body) > PREFIX_BYTES
         return "; it begins as in the wire format of a schema registry: is schemaRegistry missing?" if is_framed else ""
 
     def _framed(self, body: bytes) -> Any:
-        schema_id, start = frame_of(body)
+        is_of_rocketmq = self._options.wire == ROCKETMQ
+        schema_id, start = rocketmq_registry.frame_of(body, self._options.format) if is_of_rocketmq else frame_of(body)
         if self._options.format == JSON:
             return self._of_reader(body[start:])
         if self._options.format == AVRO:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rocketspark.client import validators
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 JSON, AVRO, PROTOBUF = "json", "avro", "protobuf"
 FORMATS = (JSON, AVRO, PROTOBUF)
-PLAIN, CONFLUENT = "plain", "confluent"
+PLAIN, CONFLUENT, ROCKETMQ = "plain", "confluent", "rocketmq"
+# Of a schema's record id in RocketMQ's registry; and what stands before JSON.
+ID_BYTES = 8
+JSON_STARTS = {PLAIN: 0, CONFLUENT: 5, ROCKETMQ: ID_BYTES}
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 FILE_BYTES_MAX = 16 << 20
 RECURSION_MAX = 15
@@ -77,14 +80,17 @@ def parse_decode(given: GivenOptions, topics: tuple[str, ...] = ()) -> DecodeOpt
     format_ = given.choice("decode", *FORMATS)
     registry = _registry(given)
     subject = given.text("schemaRegistrySubject", "")
+    wire = given.choice("decodeWireFormat", *((CONFLUENT, PLAIN) if registry else (PLAIN, CONFLUENT)), ROCKETMQ)
     if registry is not None and not subject and len(topics) == 1:
-        subject = f"{topics[0]}-value"
+        subject = topics[0] if wire == ROCKETMQ else f"{topics[0]}-value"
+    if registry is not None and wire == ROCKETMQ:
+        registry = replace(registry, subject=subject)
     parsed = DecodeOptions(
         format=format_,
         schema=_schema(given, format_),
         descriptor=_descriptor(given, format_),
         message=given.text("decodeMessage", ""),
-        wire=given.choice("decodeWireFormat", *((CONFLUENT, PLAIN) if registry else (PLAIN, CONFLUENT))),
+        wire=wire,
         registry=registry,
         subject=subject,
         version=given.number("schemaRegistryVersion", None, 1),
@@ -146,8 +152,16 @@ def _check(parsed: DecodeOptions) -> None:
             "option decodeDescriptorFile is missing: what `protoc -o FILE --include_imports` writes",
         ),
         (
-            not has_registry and parsed.wire == CONFLUENT and parsed.format == AVRO,
-            "option decodeWireFormat is confluent: Avro needs the writers' schemas; give schemaRegistry",
+            not has_registry and parsed.wire != PLAIN and parsed.format == AVRO,
+            f"option decodeWireFormat is {parsed.wire}: Avro needs the writers' schemas; give schemaRegistry",
+        ),
+        (
+            parsed.wire == ROCKETMQ and parsed.format == PROTOBUF,
+            "option decodeWireFormat is rocketmq, whose registry has serializers for JSON and Avro, not for protobuf",
+        ),
+        (
+            has_registry and parsed.wire == ROCKETMQ and parsed.format == AVRO and not parsed.subject,
+            "option schemaRegistrySubject is missing: RocketMQ's schema registry finds a schema by its subject",
         ),
         (
             has_registry and parsed.wire == PLAIN and has_schema,

@@ -47,7 +47,7 @@ PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 @dataclass(frozen=True, kw_only=True)
 class RegistryOptions:
     """The addresses of a schema registry, and the credentials for it. `timeout_ms`: for how long a registry that does
-    not answer is asked again.
+    not answer is asked again. `subject`: of RocketMQ's own registry, which knows a schema by its subject and its id.
     """
 
     urls: tuple[str, ...]
@@ -56,6 +56,7 @@ class RegistryOptions:
     token: str = field(default="", repr=False)
     tls: ClientTls | None = None
     timeout_ms: int = 30_000
+    subject: str = ""
 
 
 class Reference(NamedTuple):
@@ -178,16 +179,19 @@ class Registry:
             for url in self._options.urls:
                 left_s = max(0.05, end - self._clock_s())
                 try:
-                    return _parse(*_get(url, path, self._options, min(REQUEST_S, left_s)), name=name, url=url)
-                except (OSError, http.client.HTTPException, _Busy) as e:
+                    return self._fetch(url, path, name, min(REQUEST_S, left_s))
+                except (OSError, http.client.HTTPException, Busy) as e:
                     why, advice = f"{url}: {shown(_reason(e))}", _advice(e, url)
                     may_pass |= not _is_final(e)
-                    wanted_s = max(wanted_s, e.after_s if isinstance(e, _Busy) else 0.0)
+                    wanted_s = max(wanted_s, e.after_s if isinstance(e, Busy) else 0.0)
             pause_s = max(wanted_s, PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
             attempt += 1
             if once or not may_pass or self._clock_s() + pause_s >= end:
                 raise RegistryAway(f"schema registry {why}: no answer about {name}; {advice}")
             self._pause(pause_s)
+
+    def _fetch(self, url: str, path: str, name: str, timeout_s: float) -> RegisteredSchema:
+        return _parse(*get(url, path, self._options, timeout_s), name=name, url=url)
 
 
 class _Allowance:
@@ -209,7 +213,7 @@ class _Allowance:
         self._left -= count
 
 
-class _Busy(Exception):
+class Busy(Exception):
     """Raised if the server cannot answer now. `after_s`: how long it wants to be left alone, if it tells."""
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
@@ -277,7 +281,8 @@ class _Watch:
         self._timer.cancel()
 
 
-def _get(url: str, path: str, options: RegistryOptions, timeout_s: float) -> tuple[int, bytes]:
+def get(url: str, path: str, options: RegistryOptions, timeout_s: float) -> tuple[int, bytes]:
+    """Return the status and the body of a server's answer. Raises OSError, HTTPException, Busy, RegistryRefused."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection: http.client.HTTPConnection
@@ -308,7 +313,7 @@ def _get(url: str, path: str, options: RegistryOptions, timeout_s: float) -> tup
         if watch.is_over:
             raise TimeoutError("timed out")
         if answer.status == 429 or answer.status >= 500:
-            raise _Busy(f"it answers {answer.status}", whole_number(answer.headers.get("Retry-After")) or 0)
+            raise Busy(f"it answers {answer.status}", whole_number(answer.headers.get("Retry-After")) or 0)
         if answer.status in (301, 302, 303, 307, 308):
             # Credentials go to no other address than the one that was given.
             raise RegistryRefused(
@@ -345,7 +350,7 @@ def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema
         raise SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
     if status == 404:
         # Of what stands before a registry that is started anew, or of a wrong path: not a word on the schema.
-        raise _Busy("it answers 404, and not as a schema registry does")
+        raise Busy("it answers 404, and not as a schema registry does")
     if status in (401, 403):
         raise RegistryRefused(
             f"schema registry {url} refuses ({status}): check schemaRegistryUser and schemaRegistryPassword, or"
@@ -374,6 +379,10 @@ def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema
 @lru_cache(maxsize=16)
 def registry_of(options: RegistryOptions) -> Registry:
     """Return the client of a registry, one for the whole process, with the schemas that it has got."""
+    if options.subject:
+        from rocketspark.tables.decode.rocketmq_registry import RocketMqRegistry
+
+        return RocketMqRegistry(options)
     return Registry(options)
 
 
