@@ -16,7 +16,7 @@ from tests.live.test_tiered import COUNT, filled, numbers, tiered, uploaded
 from rocketspark.broker.storage import tiering
 from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers import TopicHeader
+from rocketspark.protocol.headers import MaxOffsetHeader, OffsetReply, TopicHeader
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
@@ -62,6 +62,10 @@ def test_a_lost_store_goes_on_behind_its_tier(
             assert await numbers(peer) == list(range(COUNT))
             assert await sent(peer, b"%4d" % COUNT) == COUNT
             assert await numbers(peer) == list(range(COUNT + 1))
+            # Old messages state places in the lost log: Spark would take those behind the new one's end for gone.
+            told = await peer.request(RequestCode.GET_MAX_OFFSET, MaxOffsetHeader(topic=TOPIC, queue_id=0))
+            end = told.header(OffsetReply)
+            assert (end.offset, end.log_end) == (COUNT + 1, None)
             await uploaded(server, COUNT + 1)
         async with tiered(tmp_path) as server, connected(server.address) as peer:
             await until(lambda: server._tiering is not None and server._tiering.tier is not None)

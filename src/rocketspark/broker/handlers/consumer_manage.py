@@ -109,12 +109,14 @@ class ConsumerManageHandler:
     def max_offset(self, peer: Peer, request: Request[MaxOffsetHeader], body: bytes) -> bytes:
         """GET_MAX_OFFSET (30): the next offset to be written."""
         h = request.ext
-        end = self._store.queue_range(h.topic, h.queue_id)[1]
+        low, end = self._store.queue_range(h.topic, h.queue_id)
+        # Records of a compaction log state their places there; what the second tier alone has may be of a store that
+        # was lost.
+        elsewhere = h.topic in self._topics.compacted() or low < self._store.stored_range(h.topic, h.queue_id)[0]
         told = OffsetReply(
             offset=end,
             made_at=self._store.made_at(h.topic),
-            # Records of a compaction log state their places there.
-            log_end=None if h.topic in self._topics.compacted() else self._store.written_position,
+            log_end=None if elsewhere else self._store.written_position,
             store_number=self._store.number,
             shared_ends=self._shared_ends(h.topic, h.queue_id),
         )

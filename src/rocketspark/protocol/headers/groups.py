@@ -147,7 +147,8 @@ class OffsetReply(Header, kw_only=True, gc=False):
 
     Our brokers alone add to the end of a queue: `made_at`, which tells the topic from deleted ones of its name
     (`Store.made_at`); `log_end`, where the log ended then: what is stored in the queue later lies behind it (not told
-    of topics with compaction, whose records state other places); `store_number`, which tells the broker's store from
+    of topics with compaction, whose records state other places, nor where the second tier alone has messages, which may
+    be of a store that was lost); `store_number`, which tells the broker's store from
     others that it had before (`Store.number`); `shared_ends`, of a copy of a backup: "number:end" of each store that it
     continues, with the offset up to which the queue is the same, with blanks between.
     """

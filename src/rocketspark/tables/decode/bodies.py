@@ -55,8 +55,8 @@ from rocketspark.tables.decode.registry import (
     Registry,
     frame_of,
     read_indexes,
-    registry_of,
 )
+from rocketspark.tables.decode.rocketmq_registry import registry_of
 
 # Arrow writes no deeper columns; the value itself is within one.
 DEPTH_MAX = 60

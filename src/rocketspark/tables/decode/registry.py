@@ -20,7 +20,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -374,16 +373,6 @@ def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema
         raise RegistryRefused(
             f"schema registry {url}: its answer about {name} is none of a schema registry's; check the address"
         ) from None
-
-
-@lru_cache(maxsize=16)
-def registry_of(options: RegistryOptions) -> Registry:
-    """Return the client of a registry, one for the whole process, with the schemas that it has got."""
-    if options.subject:
-        from rocketspark.tables.decode.rocketmq_registry import RocketMqRegistry
-
-        return RocketMqRegistry(options)
-    return Registry(options)
 
 
 def check_url(url: str, option: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 from rocketspark.errors import ConfigError, RegistryRefused, SchemaUnknown
@@ -23,6 +24,7 @@ from rocketspark.tables.decode.registry import (
     Framed,
     RegisteredSchema,
     Registry,
+    RegistryOptions,
     get,
 )
 
@@ -70,6 +72,14 @@ class RocketMqRegistry(Registry):
                 " schemaRegistryToken"
             )
         return _parse(status, body, name=name, url=url)
+
+
+@lru_cache(maxsize=16)
+def registry_of(options: RegistryOptions) -> Registry:
+    """Return the client of a registry, RocketMQ's where the options name a subject, one for the whole process, with the
+    schemas that it has got.
+    """
+    return RocketMqRegistry(options) if options.subject else Registry(options)
 
 
 def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
