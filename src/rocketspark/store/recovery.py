@@ -115,10 +115,12 @@ def recover(
     deletions: DeletedTopics,
     *,
     crashed: bool,
+    may_lack: bool = False,
 ) -> Recovered:
     """Make log, queues and index agree.
 
-    `deletions`: those that the last run began are ended; `crashed`: the last run did not end by `close`.
+    `deletions`: those that the last run began are ended; `crashed`: the last run did not end by `close`;
+    `may_lack`: its machine has stopped since.
 
     Raises StoreFull or StoreUnwritable if files cannot be repaired.
     """
@@ -128,7 +130,7 @@ def recover(
     _note_left(queues, deletions, oldest)
     deleted: Mapping[bytes, int] = deletions.positions
     removed = queues.finish_deletions({topic.decode(): position for topic, position in deleted.items()})
-    deleted_elsewhere = tuple(queues.forget_deleted())
+    deleted_elsewhere = tuple(queues.forget_deleted(may_lack=may_lack))
     if deleted_elsewhere:
         deleted = {**deleted, **{topic.encode(): log.mapped_files.end() for topic in deleted_elsewhere}}
     # Of a topic made anew an old file was there: what came since goes into its queues again.

@@ -164,7 +164,13 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             found = checkpoint.read(f"{s.root}/checkpoint")
             self._deletions.read(self.log.mapped_files.end())
             self.recovered = recovery.recover(
-                self.log, self.consume_queues, self.index_service, found, self._deletions, crashed=crashed
+                self.log,
+                self.consume_queues,
+                self.index_service,
+                found,
+                self._deletions,
+                crashed=crashed,
+                may_lack=self.may_lack,
             )
             if self.recovered.cut:
                 self.fell_short(self.recovered.promised, self.recovered.end)

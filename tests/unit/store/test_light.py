@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.shows(
 )
 
 
-def opened(root: Path, *, light: bool = True) -> Store:
+def opened(root: Path, *, light: bool = True, told: Collection[str] = ()) -> Store:
     settings = StoreSettings(
         root=str(root),
         log_file_bytes=16384,
@@ -30,6 +31,7 @@ def opened(root: Path, *, light: bool = True) -> Store:
         light_queues=light,
     )
     store = Store(settings, clock=ManualClock(NOW_MS))
+    store.simple_topics = told
     store.open()
     return store
 
@@ -80,6 +82,28 @@ def test_one_record_is_in_each_queue_that_it_names_also_after_a_kill(tmp_path: P
         store = opened(tmp_path)
         assert store.recovered.remade or gone == "consumequeue"
         check(store)
+        store.close()
+
+
+@pytest.mark.shows(
+    "mended: light queues whose folders' names were lost with the machine's power counted as removed, and who read them"
+    " was led past their messages"
+)
+def test_light_queues_whose_folders_a_power_cut_took_are_made_again(tmp_path: Path) -> None:
+    for boot, lows in (("another-boot", 0), ("", 1)):
+        root = tmp_path / f"store{boot}"
+        store = opened(root, told={"base", "%RETRY%g"})
+        fill(store)
+        store.flush_queues()
+        store.abandon()
+        shutil.rmtree(root / "consumequeue/%LMQ%a")
+        if boot:
+            (root / "abort").write_text(f"1 {boot}")
+        store = opened(root, told={"base", "%RETRY%g"})
+        send(store, b"m4", "%LMQ%a")
+        # A removal by a broker that notes none is told from it by the machine's run.
+        assert bodies(store, "%LMQ%a") == ([b"m4"] if lows else [b"m0", b"m2", b"m4"])
+        assert bodies(store, "%LMQ%b") == [b"m0", b"m1"]
         store.close()
 
 

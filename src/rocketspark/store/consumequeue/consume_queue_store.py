@@ -126,15 +126,18 @@ class ConsumeQueueStore:
         evidence.judge()
         self._size_shown = evidence.found
 
-    def forget_deleted(self) -> list[str]:
+    def forget_deleted(self, *, may_lack: bool) -> list[str]:
         """Forget topics that were noted once and have neither settings nor queues any more; returns their names.
 
         Another broker, such as RocketMQ's, deleted them on this store and noted it nowhere. Nothing is forgotten if no
-        settings are known or no queue is left, and no topic of the system is.
+        settings are known or no queue is left, and no topic of the system is. `may_lack`: the machine stopped, and
+        names of folders may be gone with it, so those of light queues, which have no settings, say nothing.
         """
         told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
         noted = {topic for topic, _ in self.inventory.queues} if told and self._known else set()
         gone = sorted(topic for topic in noted - told if topic not in self._known and not _is_of_the_system(topic))
+        if may_lack:
+            gone = [topic for topic in gone if not topic.startswith(_SHARED)]
         self.inventory.forget(dict.fromkeys(gone))
         return gone
 
