@@ -116,7 +116,7 @@ def test_all_connections_together_hold_so_much_and_the_one_that_began_first_ends
                 reader, writer = await asyncio.open_connection("127.0.0.1", found.port.server.port)
                 stack.callback(writer.close)
                 readers.append(reader)
-                writer.write(BEGUN + frame(0, 1, b"x" * 16384) * 60)
+                writer.write(BEGUN + frame(0, 1, b"x" * 16384) * 56)
                 with contextlib.suppress(ConnectionError):
                     await writer.drain()
                 count = len(readers)
