@@ -71,3 +71,26 @@ def test_a_topic_that_is_named_again_goes_on_where_it_was(stage: Stage) -> None:
     stream.goes_on(topic="u,t")
     assert stream.run() == missed
     assert sorted(stream.rows) == sorted(send.sent)
+
+
+@pytest.mark.shows(
+    "mended: AvailableNow: a broker that comes back with another store while the query runs is passed over in part"
+)
+def test_a_broker_that_comes_back_with_another_store_after_the_end_was_fixed(stage: Stage) -> None:
+    send = Sender(stage)
+    stage.start("broker-b")
+    stage.create("t", 1)
+    stream = Stream(stage, "t", failOnDataLoss="false")
+    send("t", "broker-a"), send("t", "broker-b", count=5)
+    assert len(stream.run()) == 8
+    stage.stop("broker-b")
+    stream.restart()
+    stream.reader.prepareForTriggerAvailableNow()
+    stage.start("broker-b")
+    stage.lose_store("broker-b")
+    stage.create("t", 1)
+    anew = send("t", "broker-b", count=9)
+    # The query ends where the topic ended when it began.
+    assert stream.run() == []
+    stream.restart()
+    assert stream.run() == anew

@@ -203,7 +203,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             anew = self._made_anew(begin, bounds, made)
             for queue, found in bounds.items():
                 if self._last is not None and queue not in self._last:
-                    continue  # It came after the query's end was fixed.
+                    # It came after the query's end was fixed; if another one was in its place, its own is the begin.
+                    added |= {queue: found.oldest} if queue in anew else {}
+                    continue
                 end = found.next if self._last is None else min(found.next, self._last[queue])
                 if queue not in begin or queue in anew:
                     added[queue] = min(found.oldest, end)
