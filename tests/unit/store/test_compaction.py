@@ -270,6 +270,17 @@ def test_a_flush_without_a_free_descriptor_is_made_good(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_gap_in_the_queue_keeps_no_file_of_the_log(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    send(store, TOPIC, 0, b"0", keys="k")
+    copy(store)
+    store.flush_queues()
+    store.consume_queues.find(TOPIC, 0).fill_to(4)
+    position, _, _ = send(store, TOPIC, 0, b"1", keys="k")
+    assert CompactionCopies(store).uncopied_from(TOPIC, 0) == position
+    store.close()
+
+
 def test_no_flush_is_promised_to_be_tried_again_after_one_that_found_no_room(tmp_path: Path) -> None:
     store = one_copied(tmp_path, errno.ENOSPC)
     with pytest.raises(StoreFull):

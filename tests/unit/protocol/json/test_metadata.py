@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ProtocolError
@@ -128,6 +128,7 @@ def test_the_version_in_a_request_is_java_s_text() -> None:
 
 
 @given(st.binary(max_size=80))
+@example(b"\xff" * 56)
 def test_any_bytes_are_a_checkpoint_or_an_error(data: bytes) -> None:
     try:
         found = decode_checkpoint(data)

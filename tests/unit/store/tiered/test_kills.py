@@ -152,6 +152,24 @@ def check(tier: Tier, done: int) -> None:
         assert record.decode(memoryview(found)).queue_offset == number
 
 
+def test_times_that_the_table_has_stay_and_the_others_are_found(tmp_path: Path) -> None:
+    objects = Objects()
+    tier = opened(tmp_path, objects)
+    queue = tier.begin("t", 0, 0, None, 0)
+    tier.append(queue, MESSAGES[:40], 5)
+    tier.save(7)
+    tier.append(queue, MESSAGES[40:80], 5)
+    tier.close()
+    again = opened(tmp_path, objects)
+    found = again.find("t", 0)
+    assert found is not None
+    times = [(e.begin_ms, e.end_ms) for e in found.units.entries]
+    # The segments of units that were full when the table was written.
+    assert times[:3] == [(1000, 1012), (1013, 1025), (1026, 1038)]
+    assert [begin_ms for begin_ms, _ in times[3:]] == [1039, 1052, 1065, 1078]
+    again.close()
+
+
 class Limited(OsFiles):
     """Files may not grow while `is_full`."""
 
