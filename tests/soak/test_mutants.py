@@ -71,7 +71,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "broker/handlers/notification.py",
             "broker/consumers/message_filters.py",
         ],
-        ["tests/unit/broker/pop", LIVE + "broker_pop*.py", LIVE + "pop_requests.py"],
+        ["tests/unit/broker/pop", *(LIVE + f"{name}.py" for name in ("broker_pop*", "pop_requests", "pop_former_names"))],
     ),
     "messages": (
         ["broker/messages", "broker/handlers/end_transaction.py"],
@@ -131,6 +131,12 @@ ALIKE = {
     " starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed] 1",
     # The rounds that are left do nothing.
     "broker/messages/batch_properties.py ReplaceBreakWithContinue break 1",
+    # It changes a line for a log.
+    "broker/handlers/end_transaction.py ReplaceOrWithAnd"
+    ' text, request.ext.message_id, request.ext.producer_group, peer.address, request.remark or "no reason" 1',
+    # An entry that ends its chain only has the slots made anew, to the same.
+    "store/index/index_file.py ReplaceComparisonOperator_LtE_Lt"
+    " if blank or found[0] < 0 or found[1] > above or not 0 <= found[3] < count: 1",
     # The general way leaves the same bytes.
     "broker/messages/half_batch_records.py ReplaceComparisonOperator_LtE_Lt"
     " return shape if shape.properties_bytes <= properties.BYTES_MAX else None 1",

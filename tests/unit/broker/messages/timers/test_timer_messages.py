@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
 import subprocess
@@ -456,6 +457,24 @@ def test_a_slave_that_took_over_and_is_killed_while_it_reads_delivers_nothing_ag
     assert broker.keys() == sent
 
 
+def test_what_was_read_is_noted_as_soon_as_the_log_is_on_the_disk(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(TIMER_DELAY_SEC=60)
+    broker.settle()
+
+    async def saved() -> None:
+        for flushed in (False, True):
+            assert broker.timers.checkpoint().queue_offset == 0
+            broker.timers.save()
+            if not flushed:
+                broker.store.flush_log()
+        assert broker.timers._flushing is not None
+        await broker.timers._flushing
+
+    asyncio.run(saved())
+    assert broker.timers.checkpoint().queue_offset == 1
+
+
 def test_a_message_that_comes_too_late_for_its_slot_is_delivered_at_once(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig()
     broker.send(key="first", TIMER_DELAY_SEC=1)
@@ -720,8 +739,12 @@ def test_who_writes_to_the_timers_topic_makes_no_more_queues_than_parked_message
 def test_what_is_recalled_stays_so_when_the_broker_was_away_for_over_half_a_wheel(
     rig: Callable[..., Rig], clock: Clock
 ) -> None:
-    """It waited in a slot from which it is rolled on, and got none any more: it was delivered without a look."""
+    """It waited in a slot from which it is rolled on, and got none any more: it was delivered without a look.
+
+    What waited in the slot of its time comes.
+    """
     broker = rig(precision_ms=100, roll_slots=10)
+    broker.send(key="due", TIMER_DELAY_MS=500)
     out = {}
     for key in ("kept", "recalled"):
         out[key] = int(broker.send(key=key, TIMER_DELAY_MS=36_000_000)[b"TIMER_OUT_MS"])
@@ -732,7 +755,7 @@ def test_what_is_recalled_stays_so_when_the_broker_was_away_for_over_half_a_whee
     broker = broker.restarted()
     while (wait_s := broker.settle()) is not None:
         clock.now_ms += int(wait_s * 1000) or 1
-    assert broker.keys() == ["kept"]
+    assert broker.keys() == ["due", "kept"]
     broker.stop()
 
 
