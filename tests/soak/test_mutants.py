@@ -71,7 +71,10 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "broker/handlers/notification.py",
             "broker/consumers/message_filters.py",
         ],
-        ["tests/unit/broker/pop", *(LIVE + f"{name}.py" for name in ("broker_pop*", "pop_requests", "pop_former_names"))],
+        [
+            "tests/unit/broker/pop",
+            *(LIVE + f"{name}.py" for name in ("broker_pop*", "pop_requests", "pop_former_names")),
+        ],
     ),
     "messages": (
         ["broker/messages", "broker/handlers/end_transaction.py"],

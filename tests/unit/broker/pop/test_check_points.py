@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketspark.broker.pop.check_points import CheckPoint, CheckPoints, GoneMessages
+from rocketspark.broker.pop.check_points import CheckPoint, CheckPoints, GoneMessages, LateCheckPoints
 from rocketspark.protocol.json.pop_records import CheckPointKey, CheckPointRecord
 
 RECORD = CheckPointRecord(CheckPointKey("T", "G", 0, 10, 1000, "b"), 500, (10, 11, 13))
@@ -93,3 +93,21 @@ def test_a_deleted_topic_takes_its_own_along() -> None:
     assert (point.is_done, other.is_done, list(points)) == (True, False, [other])
     assert points.was_done(RECORD)
     assert not points.was_done(other.record)
+
+
+def test_what_is_late_is_put_again_in_pieces_once_a_round() -> None:
+    points, late = CheckPoints(), list[CheckPoint]()
+    for number in range(2001):
+        points.add(CheckPoint(RECORD._replace(key=RECORD.key._replace(pop_time_ms=number)), 3, number))
+    looked = LateCheckPoints(points, late.append)
+    looked.wheel_ms = lambda: 200_000
+    assert looked.look(200_000)
+    assert len(late) == 2000
+    assert not looked.look(200_000)
+    assert {point.position for point in late} == set(range(2001))
+    assert len(late) == 2001
+    # The next round begins a minute later.
+    looked.look(259_999)
+    assert len(late) == 2001
+    looked.look(260_000)
+    assert len(late) == 4001

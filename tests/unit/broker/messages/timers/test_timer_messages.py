@@ -475,6 +475,15 @@ def test_what_was_read_is_noted_as_soon_as_the_log_is_on_the_disk(rig: Callable[
     assert broker.timers.checkpoint().queue_offset == 1
 
 
+def test_what_waits_for_a_topic_is_found_on_the_wheel_and_before_it(rig: Callable[..., Rig]) -> None:
+    broker = rig()
+    broker.send(key="on the wheel", TIMER_DELAY_SEC=60)
+    broker.send("other", key="another's", TIMER_DELAY_SEC=60)
+    broker.settle()
+    broker.send(key="before it", TIMER_DELAY_SEC=60)
+    assert [pairs[b"UNIQ_KEY"] for _, pairs in broker.timers.waiting("T")] == [b"on the wheel", b"before it"]
+
+
 def test_a_message_that_comes_too_late_for_its_slot_is_delivered_at_once(rig: Callable[..., Rig], clock: Clock) -> None:
     broker = rig()
     broker.send(key="first", TIMER_DELAY_SEC=1)
