@@ -178,7 +178,11 @@ class Tiering(TierReads):
 
         Raises StoreUnwritable while that is not known of a store that may have lost all.
         """
-        if not self._takes(topic) or not self._is_master() or self._store.made_at(topic) is not None:
+        if not self._is_master():
+            # What it has is its master's, so it has lost nothing: it may be elected while the tier is away.
+            self._may_be_lost_until_s = 0.0
+            return 0
+        if not self._takes(topic) or self._store.made_at(topic) is not None:
             return 0
         if self._may_be_lost():
             text = "the store is empty, and it is not known yet where its queues end in the second tier: ask again"

@@ -172,6 +172,11 @@ class AsyncLitePushConsumer(AsyncLiteSimpleConsumer):
                     await self._failed(message, waiting)
             except RocketSparkError as e:
                 log.warning("group %s: message %s comes again: %s", self.group, message.message_id, e)
+                if not taken:
+                    # Those behind it come again too, when their time is over.
+                    for _ in range(len(waiting)):
+                        waiting.popleft()
+                        self._done()
         if self._waiting.get(name) is waiting:
             del self._waiting[name]
 
