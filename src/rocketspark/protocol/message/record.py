@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, repeat
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
+from rocketspark.model.message import LATE, MADE, UNREAD, make
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import batch, checksums, compression, properties, sysflags
 from rocketspark.protocol.message.message_ids import offset_message_id, unpack_host
 from rocketspark.protocol.message.record_layout import (
     AFTER_BODY_BYTES_MIN,
+    AT,
     CRC_MASK,
     FIXED,
     FIXED_BYTES_V4,
-    FIXED_V4,
     HOST_FLAGS,
+    HOST_V4_BYTES,
     MAGIC_V1,
     MAGIC_V2,
     PROPERTIES_LENGTH_BYTES,
@@ -37,7 +40,7 @@ from rocketspark.protocol.message.record_places import find_records
 
 _SIZE = only("size").unpack_from
 _SYS_FLAG = only("sys_flag").unpack_from
-_BODY_BYTES = only("body_bytes").unpack_from
+_SIZES = only("size", "body_bytes").unpack_from
 
 
 class Record(NamedTuple):
@@ -208,33 +211,88 @@ MANY = 32
 _KEPT_COUNT, _KEPT_BYTES = 16, 4096
 
 
-def _late(message: ReceivedMessage, broker_name: str, fixed: bytes, stored: bytes) -> None:
-    """Set the fields of a plain record that are left until they are first read, of its fixed part and its properties as
-    stored.
-    """
-    (
-        _, _, _, message.queue_id, message.flag, _, position, message.sys_flag, message.born_time_ms, born_host,
-        message.store_time_ms, store_host, message.reconsume_times, message.prepared_transaction_position, _,
-    ) = FIXED_V4.unpack(fixed)  # fmt: skip
-    message.broker_name = broker_name
-    message.physical_offset = position
-    message.properties = pairs = properties.decode(stored.decode("utf-8", "replace"))
-    keys = pairs.get("KEYS")
-    message.tag = pairs.get("TAGS")
-    message.keys = tuple(keys.split()) if keys else ()
-    message.offset_message_id = offset_id = offset_message_id(store_host, position)
-    message.message_id = pairs.get("UNIQ_KEY", offset_id)
-    message.born_host = unpack_host(born_host)
-    message.store_host = unpack_host(store_host)
+# Behind the fields in `_rest` of a plain record's message: the broker's name, the fixed part, properties as stored.
+_BROKER, _FIXED, _STORED = MADE + 1, MADE + 2, MADE + 3
+_Rest = list[Any]
 
 
-def _late_in_piece(message: ReceivedMessage, broker_name: str, piece: bytes) -> None:
-    """As `_late`, of some records next to one another, of which the message's begins at its `_at`."""
-    at = message._at
-    (size,), body_at = _SIZE(piece, at), at + FIXED_BYTES_V4
-    body_end = body_at + _BODY_BYTES(piece, at)[0]
+def _text(name: str) -> Callable[[_Rest], str | None]:
+    found = properties.finder(name)
+
+    def text(rest: _Rest) -> str | None:
+        return None if (pair := found(rest[_STORED])) is None else pair[1].decode("utf-8", "replace")
+
+    return text
+
+
+def _number(name: str) -> Callable[[_Rest], int]:
+    unpack = only(name).unpack_from
+    return lambda rest: unpack(rest[_FIXED])[0]
+
+
+def _packed(name: str) -> Callable[[_Rest], bytes]:
+    begin, end = AT[name], AT[name] + HOST_V4_BYTES
+    return lambda rest: rest[_FIXED][begin:end]
+
+
+_keys, _unique_id, _position = _text(properties.KEYS), _text(properties.UNIQUE_ID), _number("position")
+_born_host, _store_host = _packed("born_host"), _packed("store_host")
+
+
+def _offset_id(rest: _Rest) -> str:
+    return offset_message_id(_store_host(rest), _position(rest))
+
+
+_BY_NAME: dict[str, Callable[[_Rest], Any]] = {
+    "broker_name": itemgetter(_BROKER),
+    "queue_id": _number("queue_id"),
+    "flag": _number("flag"),
+    "physical_offset": _position,
+    "sys_flag": _number("sys_flag"),
+    "born_time_ms": _number("born_time_ms"),
+    "born_host": lambda rest: unpack_host(_born_host(rest)),
+    "store_time_ms": _number("store_time_ms"),
+    "store_host": lambda rest: unpack_host(_store_host(rest)),
+    "reconsume_times": _number("reconsume_times"),
+    "prepared_transaction_position": _number("prepared_position"),
+    "properties": lambda rest: properties.decode(rest[_STORED].decode("utf-8", "replace")),
+    # The other properties are not decoded for these.
+    "tag": _text(properties.TAGS),
+    "keys": lambda rest: tuple((_keys(rest) or "").split()),
+    "message_id": lambda rest: _unique_id(rest) or _offset_id(rest),
+    "offset_message_id": _offset_id,
+}
+
+
+def _none(rest: _Rest) -> None:
+    """Whoever knows of one sets it."""
+
+
+_LATE = [_BY_NAME.get(name, _none) for name in LATE]
+
+
+def _made(rest: _Rest, at: int) -> Any:
+    rest[at] = value = _LATE[at](rest)
+    return value
+
+
+_UNREAD = (*repeat(UNREAD, len(LATE)), _made)
+
+
+def _late(waiting: tuple[Any, str, bytes, bytes], at: int) -> _Rest:
+    """Return the fields of a plain record that are left until they are first read."""
+    return [*_UNREAD, *waiting[1:]]
+
+
+def _late_in_piece(waiting: tuple[Any, str, bytes], at: int) -> _Rest:
+    """As `_late`, of some records next to one another, of which the message's begins at `at`."""
+    _, broker_name, piece = waiting
+    size, body_bytes = _SIZES(piece, at)
+    body_at = at + FIXED_BYTES_V4
+    body_end = body_at + body_bytes
     properties_at = body_end + piece[body_end] + AFTER_BODY_BYTES_MIN
-    _late(message, broker_name, piece[at:body_at], piece[properties_at : at + size])
+    # In copies: a message that is kept keeps no others.
+    return [*_UNREAD, broker_name, piece[at:body_at], piece[properties_at : at + size]]
 
 
 def _many(data: bytes, broker_name: str) -> tuple[list[ReceivedMessage], Places] | None:
@@ -275,21 +333,18 @@ def _many(data: bytes, broker_name: str) -> tuple[list[ReceivedMessage], Places]
         return None
     together = max(1, min(_KEPT_COUNT, _KEPT_BYTES // int(sizes.max())))
     cuts = [*starts[::together].tolist(), len(data)]
-    pieces = [(_late_in_piece, broker_name, data[cuts[i] : cuts[i + 1]]) for i in range(len(cuts) - 1)]
+    pieces: list[tuple[Any, ...]]
+    if together > 1:
+        pieces = [(_late_in_piece, broker_name, data[cuts[i] : cuts[i + 1]]) for i in range(len(cuts) - 1)]
+    else:
+        # A body is long: it is not kept a second time.
+        places_of = (starts.tolist(), bodies_at.tolist(), lengths_end.tolist(), ends.tolist())
+        pieces = [(_late, broker_name, data[a:b], data[c:d]) for a, b, c, d in zip(*places_of, strict=True)]
     places = (starts - np.repeat(starts[::together], together)[: len(starts)]).tolist()
-    messages = list(map(ReceivedMessage.__new__, repeat(ReceivedMessage, len(bodies))))
     topic = first[1:].decode("utf-8", "replace")
     late = chain.from_iterable(repeat(piece, together) for piece in pieces)
     offsets, stored_bytes = heads["queue_offset"].tolist(), sizes.tolist()
-    for message, body, queue_offset, size, place, piece in zip(  # noqa: B905
-        messages, bodies, offsets, stored_bytes, places, late
-    ):
-        message.topic = topic
-        message.body = body
-        message.queue_offset = queue_offset
-        message.stored_bytes = size
-        message._late = piece
-        message._at = place
+    messages = list(map(make, repeat(ReceivedMessage), repeat(topic), bodies, offsets, stored_bytes, late, places))
     return messages, (offsets, stored_bytes)
 
 
@@ -358,7 +413,7 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
     # wrong, goes through `decode`, which knows every case and every error.
     data = buffer if type(buffer) is bytes else bytes(buffer)
     messages: list[ReceivedMessage] = []
-    append, new, unpack, crc32 = messages.append, ReceivedMessage.__new__, _PLAIN.unpack_from, checksums.crc32
+    append, unpack, crc32 = messages.append, _PLAIN.unpack_from, checksums.crc32
     # In variables of this function: each costs a twentieth of a message less.
     kind, v1, not_plain, mask, late = ReceivedMessage, MAGIC_V1, _NOT_PLAIN, CRC_MASK, _late
     topic_field, topic = b"", ""
@@ -393,13 +448,8 @@ def decode_messages(buffer: Buffer, broker_name: str = "", inflation: Inflation 
                     if data[body_end : properties_at - 2] != topic_field:
                         topic_field = data[body_end : properties_at - 2]
                         topic = topic_field[1:].decode("utf-8", "replace")
-                    message = new(kind)
-                    message.topic = topic
-                    message.body = body
-                    message.queue_offset = queue_offset
-                    message.stored_bytes = size
-                    message._late = late, broker_name, data[at:body_at], data[properties_at:end]
-                    append(message)
+                    rest = late, broker_name, data[at:body_at], data[properties_at:end]
+                    append(make(kind, topic, body, queue_offset, size, rest, 0))
                     at = end
                     continue
         if inflation is None:

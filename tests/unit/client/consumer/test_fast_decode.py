@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import RecordError
-from rocketspark.model import ReceivedMessage
+from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.message import batch, compression, record, sysflags
 
 V6 = bytes(15) + b"\x01" + b"\x00\x00\x2a\x2b"
@@ -142,9 +145,85 @@ def test_a_message_that_is_kept_keeps_little_else() -> None:
         for i in range(1000)
     ]
     kept = record.decode_messages(b"".join(records), "b")[500]
-    assert kept._late is not None
-    assert sum(len(part) for part in kept._late if isinstance(part, bytes)) <= 4096
+    waiting: object = kept._rest
+    assert isinstance(waiting, tuple)
+    assert sum(len(part) for part in waiting if isinstance(part, bytes)) <= 4096
     assert (kept.properties, kept.physical_offset) == ({"a": "b"}, 500)
-    # What it was read from is given back with the first look.
-    pieces: object = kept._late
-    assert pieces is None
+    # What it was read from is given back with the first look, but for its own head and properties.
+    assert kept._rest is not waiting
+    assert sum(len(part) for part in kept._rest if isinstance(part, bytes)) < 100
+    kept.settle()
+    assert not [part for part in kept._rest if isinstance(part, bytes)]
+
+
+LATE = [name for name in dir(ReceivedMessage) if isinstance(getattr(ReceivedMessage, name), property)]
+
+
+def one() -> ReceivedMessage:
+    stored = b"TAGS\x01A\x02KEYS\x01k l\x02UNIQ_KEY\x01id\x02"
+    (message,) = record.decode_messages(
+        record.encode(topic=b"t", queue_id=3, queue_offset=4, position=5, body=b"b", properties=stored), "broker"
+    )
+    return message
+
+
+def test_a_field_that_is_set_before_any_is_read_stays_as_it_was_set() -> None:
+    message, other = one(), one()
+    message.reconsume_times = 7
+    message.tag = None
+    message.properties["a"] = "b"
+    message.keys = ()
+    assert (message.reconsume_times, message.tag, message.keys, message.queue_id) == (7, None, (), 3)
+    assert message.properties == other.properties | {"a": "b"}
+    assert (other.reconsume_times, other.tag, other.keys, other.message_id) == (0, "A", ("k", "l"), "id")
+
+
+@pytest.mark.parametrize("looked_at", [(), ("tag",), ("properties", "store_host"), tuple(LATE)])
+def test_copies_share_no_field_however_much_was_looked_at(looked_at: tuple[str, ...]) -> None:
+    message = one()
+    for name in looked_at:
+        getattr(message, name)
+    copies = [copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))]
+    copies.append(message.__replace__(flag=0))
+    for each in copies:
+        assert each == message == one()
+        each.queue_id, each.topic, each.receipt_handle = 8, "other", "handle"
+    assert [each.queue for each in copies] == [MessageQueue("other", "broker", 8)] * 4
+    assert message == one()
+    assert message.queue == MessageQueue("t", "broker", 3)
+
+
+def test_a_message_is_no_struct_to_who_looks_at_it() -> None:
+    message = one()
+    assert dict(message.__rich_repr__()) == message._values()
+    assert repr(message).startswith("ReceivedMessage(body=b'b', body_error=None, born_host='127.0.0.1:0', ")
+    assert ReceivedMessage(**{k: v for k, v in message._values().items() if k not in LATE_ONLY}) == message
+    with pytest.raises(AttributeError, match="tags"):
+        message.tags = "A"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="tags"):
+        _ = message.tags  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tags'"):
+        ReceivedMessage(tags="A")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing"):
+        ReceivedMessage(topic="t", body=b"")  # type: ignore[call-arg]
+
+
+# What no call of the class takes.
+LATE_ONLY = ("body_error", "read_from", "receipt_handle")
+
+
+def test_python_s_collector_looks_at_no_message() -> None:
+    message = one()
+    assert not gc.is_tracked(message)
+    assert not gc.is_tracked(copy.copy(message))
+
+
+def test_large_bodies_are_kept_once() -> None:
+    body = b"x" * 3000
+    records = [
+        record.encode(topic=b"t", queue_id=0, queue_offset=i, position=i, body=body, properties=b"") for i in range(40)
+    ]
+    for message in record.decode_messages(b"".join(records), "b"):
+        waiting: Any = message._rest
+        assert sum(len(part) for part in waiting if isinstance(part, bytes)) < 100
+        assert (message.body, message.physical_offset) == (body, message.queue_offset)
