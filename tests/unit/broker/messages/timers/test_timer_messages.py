@@ -447,6 +447,7 @@ def test_a_slave_that_took_over_and_is_killed_while_it_reads_delivers_nothing_ag
     # Long after, so that the deliveries are no more looked for.
     broker.at(NOW + 100_000).checkpoint()
     broker.timers.queue_was_cut()
+    assert broker.timers.checkpoint()[1:4] == (0, 0, 1001)
     broker.timers.close()
     broker.timers.open()
     for _ in range(pieces):
