@@ -154,10 +154,11 @@ def test_messages_that_the_store_has_too_are_read_as_the_level_says(
             assert found == list(range(COUNT))
             before = dict(tiering.read_counts)
 
-            def broken(self: FolderSegments, path: str, position: int, count: int) -> bytes:
+            def broken(path: str, position: int, count: int) -> bytes:
                 raise StoreUnwritable("no such device")
 
-            monkeypatch.setattr(FolderSegments, "read", broken)
+            assert tiering.tier is not None
+            monkeypatch.setattr(tiering.tier._segments, "read", broken)
             assert tiering.cache is not None
             tiering.cache.forget((TOPIC, 0))
             if level != "NOT_IN_DISK":

@@ -392,6 +392,7 @@ TABLE: dict[str, Planted] = {
         "broker/pop/reading.py",
         "        if read is not None and not tiering.has(*queue, offset):\n",
         "        if read is not None:\n",
+        seed=3,
         shape=TIERED,
     ),
 }
