@@ -22,9 +22,14 @@ _FIXED_PLACES = {
 }
 
 
-def read_broker_conf(path: str | os.PathLike[str]) -> tuple[BrokerSettings, list[str]]:
-    """Return (settings, warnings) of a broker.conf. Raises ConfigError if it cannot be read or a value is wrong."""
-    values = config_files.read_settings(path)
+def read_broker_conf(
+    path: str | os.PathLike[str], given: dict[str, str] | None = None
+) -> tuple[BrokerSettings, list[str]]:
+    """Return (settings, warnings) of a broker.conf, keys in `given` over its own.
+
+    Raises ConfigError if it cannot be read or a value is wrong.
+    """
+    values = config_files.read_settings(path) | (given or {})
     try:
         settings, unknown = settings_from(values)
     except ConfigError as e:

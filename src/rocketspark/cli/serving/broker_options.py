@@ -164,7 +164,8 @@ class BrokerOptions(NamedTuple):
 
     def settings(self) -> BrokerSettings:
         """Return the settings of the broker.conf, with these options over them. Raises ConfigError."""
-        settings = _settings(self.config, store=self.store, host=self.host, port=self.port)
+        given = {"controllerAddr": self.controller} if self.controller else {}
+        settings = _settings(self.config, store=self.store, host=self.host, port=self.port, given=given)
         settings.broker_name = self.name or settings.broker_name
         settings.namesrv_addresses = self.namesrv or settings.namesrv_addresses or "127.0.0.1:9876"
         if self.controller:
@@ -174,12 +175,19 @@ class BrokerOptions(NamedTuple):
         return settings
 
 
-def _settings(config: Path | None, *, store: Path | None, host: str | None, port: int | None) -> BrokerSettings:
-    """Return the settings of a broker.conf, with the options' values over them."""
+def _settings(
+    config: Path | None,
+    *,
+    store: Path | None,
+    host: str | None,
+    port: int | None,
+    given: dict[str, str] | None = None,
+) -> BrokerSettings:
+    """Return the settings of a broker.conf, with the options' values over them; `given` counts as keys in the file."""
     from rocketspark.broker.broker_conf import read_broker_conf
     from rocketspark.broker.settings import BrokerSettings
 
-    settings, warnings = read_broker_conf(config) if config else (BrokerSettings(), [])
+    settings, warnings = read_broker_conf(config, given) if config else (BrokerSettings(), [])
     warn(warnings)
     options: dict[str, Any] = {"store_root": str(store) if store else None, "listen_host": host, "listen_port": port}
     for name, value in options.items():
