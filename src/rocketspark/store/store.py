@@ -147,13 +147,14 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._queues_by_bytes = self.consume_queues.by_bytes
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)
-        abort = f"{s.root}/abort"
-        crashed = self.crashed = os.path.exists(abort)
+        crashed = self.crashed = os.path.exists(abort := f"{s.root}/abort")
         self.may_lack = crashed and not is_of_this_boot(abort)
         try:
             inventory.read()
             if inventory.noted_log_folder:
-                config_files.check_log_folder(self.log.mapped_files.directory, inventory.noted_log_folder)
+                # A replica that begins anew removes its log, and may be killed before it has another one.
+                end = 0 if crashed and not self.may_lack else inventory.log_end
+                config_files.check_log_folder(self.log.mapped_files.directory, inventory.noted_log_folder, end)
             self._check_sizes(inventory)
             self.log.mapped_files.certain = bool(inventory.sizes)
             self.log.mapped_files.scan()

@@ -340,6 +340,41 @@ def test_a_log_below_the_store_is_not_lost_to_an_empty_folder_that_is_set(
     assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["gone", "empty"])
+def test_a_log_of_its_own_disk_that_is_not_mounted_is_not_begun_anew(
+    is_there: bool, make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    root, log = tmp_path / "one", tmp_path / "log"
+    store = make_store(root, commit_log=str(log))
+    send(store, "t", 0, b"x")
+    store.close()
+    log.rename(tmp_path / "unmounted")
+    if is_there:
+        log.mkdir()
+    with pytest.raises(ConfigError, match=f"lay in {log} up to position \\d+, and no file of it is there: mount"):
+        make_store(root, commit_log=str(log))
+    shutil.rmtree(log, ignore_errors=True)
+    (tmp_path / "unmounted").rename(log)
+    assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
+
+
+def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_or_after_a_kill(
+    make_store: Any, send: Any, tmp_path: Path
+) -> None:
+    for lost in ("asked", "killed"):
+        root, log = tmp_path / lost, tmp_path / f"log-{lost}"
+        store = make_store(root, commit_log=str(log))
+        send(store, "t", 0, b"x")
+        store.flush_queues()
+        if lost == "killed":
+            store.abandon()
+        else:
+            store.close()
+            (root / "config/storeFiles.json").unlink()
+        shutil.rmtree(log)
+        assert make_store(root, commit_log=str(log)).began_empty
+
+
 @pytest.mark.parametrize("later", [None, "other"], ids=["left out", "another"])
 def test_a_log_that_lies_elsewhere_is_not_lost_to_a_start_that_does_not_name_it(
     later: str | None, make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,11 +86,19 @@ def check_restored(root: str) -> None:
         )
 
 
-def check_log_folder(set_folder: str, other: str) -> None:
-    """Raise ConfigError if a store's log lies in another folder than the empty one that the settings name: a start
-    there would take all messages for lost, with their queues.
+def check_log_folder(set_folder: str, other: str, noted_end: int = 0) -> None:
+    """Raise ConfigError if a store's log lies in another folder than the empty one that the settings name, or went up
+    to `noted_end` in this one: a start there would take all messages for lost, with their queues, and what it stores
+    would be hidden once the log's disk is mounted.
     """
-    if os.path.realpath(other) == os.path.realpath(set_folder) or _log_files(set_folder):
+    if _log_files(set_folder):
+        return
+    if os.path.realpath(other) == os.path.realpath(set_folder):
+        if noted_end > 0:
+            raise ConfigError(
+                f"the log of this store lay in {other} up to position {noted_end}, and no file of it is there: mount"
+                " its disk, or bring a copy of its files; to begin without them remove config/storeFiles.json"
+            )
         return
     for path in _log_files(other):
         with open(path, "rb") as file:
