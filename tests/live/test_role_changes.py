@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -156,5 +157,33 @@ def test_who_is_elected_on_a_full_disk_gives_way_to_one_that_has_room(tmp_path: 
                 assert await sent(peer, b"taken") == 0
             second.replication.epochs._files = room
             await g.in_sync(2)
+
+    run(main())
+
+
+class BrokenDisk(OsFiles):
+    """A disk that fails in a flush."""
+
+    def sync_map(self, mapped: mmap.mmap, at: int, end: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.shows("a master whose disk fails in a flush gives way to a slave in sync")
+def test_a_master_whose_flush_failed_gives_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with group(tmp_path, **SLOW) as g:
+            first, second = await pair(g)
+            async with connected(first.address) as peer:
+                await create(peer)
+                assert await sent(peer, b"before") == 0
+            await g.in_sync(2)
+            first.store.log.files = BrokenDisk()
+            with pytest.raises(StoreUnwritable):
+                first.store.log.flush()
+            await until(lambda: second.role.kind is Role.MASTER)
+            async with connected(second.address) as peer:
+                assert await sent(peer, b"after") == 1
+            await until(lambda: first.role.kind is Role.SLAVE)
+            await g.brokers.pop(1).kill()
 
     run(main())

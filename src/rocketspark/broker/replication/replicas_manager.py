@@ -570,6 +570,9 @@ class ReplicasManager:
 
     async def _check(self) -> None:
         self._controlled.check()
+        if self._store.log.failed is not None and self._role.is_master and self._controlled.others_in_sync():
+            # It takes nothing more before its disk is mended and it is started again.
+            await self._gives_way("a flush of the log failed")
 
     async def hand_over(self, members: Iterable[int]) -> bool:
         """Have one of these members of the in-sync set elected, before this master leaves; False if none could be."""
