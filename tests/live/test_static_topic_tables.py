@@ -20,7 +20,7 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.audit import ask
 from rocketspark.spark.pipelines.connection import Connection
-from rocketspark.spark.read.partition_discovery import QueueGone
+from rocketspark.spark.read.queue_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.tables.export_topic import export_topic
 from rocketspark.tables.offset_ranges import from_json

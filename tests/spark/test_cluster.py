@@ -20,7 +20,7 @@ from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.data_loss import DataLost
-from rocketspark.tables.read.partitions import ranges
+from rocketspark.tables.read.partition_planning import ranges
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply

@@ -28,7 +28,7 @@ from rocketspark.spark.pipelines import audit
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
 from rocketspark.spark.pipelines.parts.progress import Progress
-from rocketspark.spark.read.partition_discovery import QueueGone
+from rocketspark.spark.read.queue_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.export_topic import export_topic

@@ -16,7 +16,7 @@ from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read import pull_records as fetching
 from rocketspark.tables.read.data_loss import DataLost
-from rocketspark.tables.read.partitions import QueuePartition, read_partition
+from rocketspark.tables.read.partition_planning import QueuePartition, read_partition
 from rocketspark.tables.read.read_filter import ReadFilter
 
 pytestmark = pytest.mark.shows(

@@ -37,7 +37,7 @@ from rocketspark.spark.spark_features import (
 )
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
-from rocketspark.tables.read.partitions import QueuePartition
+from rocketspark.tables.read.partition_planning import QueuePartition
 from rocketspark.tables.read.store_read import StorePartition
 from rocketspark.testing import Cluster
 

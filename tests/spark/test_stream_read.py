@@ -22,7 +22,7 @@ from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read.data_loss import DataLost
-from rocketspark.tables.read.partitions import QueuePartition
+from rocketspark.tables.read.partition_planning import QueuePartition
 from rocketspark.testing import Cluster
 from rocketspark.testing.process import run_server_process
 

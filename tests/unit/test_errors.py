@@ -21,7 +21,7 @@ from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.spark.exactly_once.batch_commit import TakenOver
 from rocketspark.spark.exactly_once.commit_topic import NotSafelyStored
 from rocketspark.spark.exactly_once.end_transactions import NoRanges
-from rocketspark.spark.read.partition_discovery import QueueGone
+from rocketspark.spark.read.queue_discovery import QueueGone
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.read.data_loss import DataLost
 

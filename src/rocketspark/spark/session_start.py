@@ -1,4 +1,6 @@
-"""Starts a job's Spark session. Rule: its Spark finds the packages of the Python that runs the job."""
+"""Starts a job's Spark session. Rule: its workers, and its search for data sources, use the Python that runs the job,
+with the packages that are installed there.
+"""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ class DecodingColumns:
 
 
 class ChosenColumns:
-    """The columns of a read that gives only the rows at some offsets; it is used like those that it is made of. `came`:
-    those of the offsets that it has met.
+    """Wraps the columns of a read and keeps only the rows at chosen offsets; it has the methods of the columns that it
+    wraps. `came`: which of the chosen offsets were among the rows so far.
     """
 
     def __init__(self, columns: Columns, offsets: Ints) -> None:

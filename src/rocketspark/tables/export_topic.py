@@ -31,7 +31,7 @@ from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.queue_bounds import lacks
 from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import lost
-from rocketspark.tables.read.partitions import QueuePartition
+from rocketspark.tables.read.partition_planning import QueuePartition
 from rocketspark.tables.read_table import Prepared, prepared
 
 # How often it is noted how far the rows on the disk reach: what a kill costs.

@@ -22,7 +22,7 @@ from rocketspark.admin.clients import (
 from rocketspark.admin.offsets import OffsetChange
 from rocketspark.admin.progress import GroupLag, GroupState, QueueLag
 from rocketspark.cli.commands.admin import client, group
-from rocketspark.cli.offset_changes import print_changes
+from rocketspark.cli.offset_change_texts import print_changes
 from rocketspark.cli.operate import console
 from rocketspark.model import MessageQueue
 

@@ -112,7 +112,9 @@ class Rebuild:
                     yield found, stored
 
     def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
-        """Copy the undone records of former revive topics into the present one, before that is read."""
+        """Copy what former revive topics still hold into the present one, before that is read: the records of popped
+        messages that were neither acknowledged nor given out again.
+        """
         group = topic_names.REVIVE_GROUP
         taken: list[tuple[str, int, int]] = []
         for topic in self._revive.names.revive_topics():

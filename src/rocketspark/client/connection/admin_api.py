@@ -328,7 +328,7 @@ async def delay_offsets(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict
 
 
 async def timer_counts(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, TimerCount] | None:
-    """Return by topic how many timer messages wait on a broker; None for one that has no timers."""
+    """Return how many timer messages wait on a broker, by topic; None if the broker knows no timer messages."""
     reply = await broker.request(RequestCode.GET_TIMER_METRICS, timeout_ms=timeout_ms)
     if reply.code in (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR):
         return None

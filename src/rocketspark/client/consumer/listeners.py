@@ -448,7 +448,9 @@ class OrderedListeners:
         self._closing = False
 
     def put(self, owner: Any, calls: Iterable[Any]) -> None:
-        """Hand over the arguments of calls to be run, in order within each queue; never waits."""
+        """Have the listener called with each of `calls`, which are its arguments; calls for one queue run one after the
+        other, in this order. Returns at once.
+        """
         queue = owner.queue
         queue_calls = self._queue_calls.get(queue)
         if queue_calls is None:

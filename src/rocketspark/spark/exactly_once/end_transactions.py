@@ -393,7 +393,9 @@ class NoRanges(RocketSparkError):
 
 
 def range_requests(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Divide rows into requests, in order: yield the topic of each request, and its rows."""
+    """Divide written rows, each a half message, into the requests that end them; yield for each request its topic and
+    its rows. A request has rows of one topic, RANGE_ROWS_MAX at most, and rows keep their order.
+    """
     names = [topic for topic, _, _ in manifest.head.queues]
     topics = np.array([names.index(topic) for topic in names], np.int32)[manifest.targets[rows]]
     breaks = np.flatnonzero(topics[1:] != topics[:-1]) + 1

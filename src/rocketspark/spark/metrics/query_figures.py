@@ -70,7 +70,9 @@ NO_REPORT = Report(0, 0, None, None, {}, 0, 0, 0, ())
 
 
 class QueryCounts:
-    """The counts of all queries that share a label, since the begin; they only grow."""
+    """What all streaming queries with one label did since this process began to count: rows, batches, failures, times.
+    The numbers never fall, also when a query ends.
+    """
 
     def __init__(self) -> None:
         self.rows = self.output_rows = self.batches = self.bytes = self.bad_rows = 0

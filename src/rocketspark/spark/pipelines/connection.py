@@ -12,7 +12,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.decode.options import NAMES as DECODE_NAMES
 from rocketspark.tables.options import ACCESS_NAMES, over, parse_access, parse_read
-from rocketspark.tables.read import partitions
+from rocketspark.tables.read import partition_planning
 from rocketspark.transport.tls.client_tls import ClientTls
 
 OPERATION_MS = 10_000.0
@@ -83,7 +83,7 @@ def closed_topics(where: Connection, topics: Sequence[str]) -> dict[str, str]:
     RouteNotFound, ConfigError, NotSent.
     """
     options = where.without_choice().spark_options() | {"topic": ",".join(topics)}
-    return partitions.closed_topics(parse_read(options, streaming=False)) if topics else {}
+    return partition_planning.closed_topics(parse_read(options, streaming=False)) if topics else {}
 
 
 def connection(where: Connection | str, *, decodes: bool = False) -> Connection:

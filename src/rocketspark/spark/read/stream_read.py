@@ -20,7 +20,7 @@ from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.python_workers import plain_errors
-from rocketspark.spark.read.partition_discovery import PartitionDiscovery, QueueGone
+from rocketspark.spark.read.queue_discovery import QueueDiscovery, QueueGone
 from rocketspark.spark.read.tasks import read_task, tasks
 from rocketspark.spark.spark_features import (
     ADMISSION_CONTROL,
@@ -49,7 +49,7 @@ from rocketspark.tables.offset_ranges import (
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.queue_bounds import OffsetBounds, is_of_other_store
 from rocketspark.tables.read.data_loss import lost
-from rocketspark.tables.read.partitions import open_cluster, plan, queues_of, starts
+from rocketspark.tables.read.partition_planning import open_cluster, plan, queues_of, starts
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._clock_s = clock_s
         self._cluster: ClusterQueries | None = None
-        self._partition_discovery: PartitionDiscovery | None = None
+        self._queue_discovery: QueueDiscovery | None = None
         self._group_offsets: GroupOffsets | None = None
         # With AvailableNow: where the topics ended when the query began.
         self._last: Offsets | None = None
@@ -128,17 +128,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         # Executors read; they ask nothing of what the driver does.
-        return {**self.__dict__, "_cluster": None, "_partition_discovery": None, "_group_offsets": None}
+        return {**self.__dict__, "_cluster": None, "_queue_discovery": None, "_group_offsets": None}
 
     def _open(self) -> ClusterQueries:
         if self._cluster is None:
             self._cluster = open_cluster(self._options)
         return self._cluster
 
-    def _watching(self) -> PartitionDiscovery:
-        if self._partition_discovery is None:
-            self._partition_discovery = PartitionDiscovery(self._open(), self._options)
-        return self._partition_discovery
+    def _watching(self) -> QueueDiscovery:
+        if self._queue_discovery is None:
+            self._queue_discovery = QueueDiscovery(self._open(), self._options)
+        return self._queue_discovery
 
     def _look(self, held: Offsets | None) -> dict[MessageQueue, OffsetBounds]:
         """Return the bounds of the queues now, after removing the queues of deleted topics from `held`. Queues that a
@@ -401,7 +401,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connections."""
         if self._cluster is not None:
             self._cluster.close()
-            self._cluster = self._partition_discovery = self._group_offsets = None
+            self._cluster = self._queue_discovery = self._group_offsets = None
 
 
 def _rows(offsets: Offsets, bounds: Mapping[MessageQueue, OffsetBounds]) -> Offsets:

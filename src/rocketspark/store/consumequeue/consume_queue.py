@@ -551,7 +551,10 @@ class ConsumeQueue:
         return view, at, count if end <= size else (size - at) // UNIT_BYTES
 
     def units(self, offset: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the units of messages [offset, offset + count), which must be in the queue."""
+        """Yield the queue's entries for `count` messages from `offset` on: (physical offset, size, tags code) of each.
+
+        The caller has made sure that the queue holds all of these messages.
+        """
         while count:
             view, at, here = self.place(offset, count)
             yield from UNIT.iter_unpack(view[at : at + here * UNIT_BYTES])

@@ -15,9 +15,9 @@ from rocketspark.tables.columns import Columns, ReadColumns
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets
 from rocketspark.tables.option_values import LATEST, AtTime, AtTimes
 from rocketspark.tables.options import BAD_AS_STORED, BAD_IS_NULL, ReadOptions
-from rocketspark.tables.read import partitions
+from rocketspark.tables.read import partition_planning
 from rocketspark.tables.read.executor_queries import addresses_now, end_of, is_compacted
-from rocketspark.tables.read.partitions import QueuePartition, ends, open_cluster, queues_of, starts
+from rocketspark.tables.read.partition_planning import QueuePartition, ends, open_cluster, queues_of, starts
 from rocketspark.tables.read.read_filter import ReadFilter
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ def plan(options: ReadOptions, rows: ReadFilter | None = None, narrow: Narrowing
         with closing(store_read.Stores(options.store, options)) as stores:
             return list(store_read.plan(stores, *_bounded(stores, options), options, partial(narrow, stores)))
     with closing(open_cluster(options)) as cluster:
-        return list(partitions.plan(cluster, *_bounded(cluster, options), options, rows, partial(narrow, cluster)))
+        return list(
+            partition_planning.plan(cluster, *_bounded(cluster, options), options, rows, partial(narrow, cluster))
+        )
 
 
 def _bounded(source: Source, options: ReadOptions) -> tuple[Offsets, Offsets]:
     """Return the offsets at which to begin and to end in each queue."""
     queues = queues_of(source, options)
     if isinstance(source, ClusterQueries):
-        partitions.check_open(source, options, queues)
+        partition_planning.check_open(source, options, queues)
     bounds = source.bounds(queues)
     if options.compacted and (moved := [queue for queue in queues if len(bounds[queue].parts) > 1]):
         raise ConfigError(
@@ -116,7 +118,7 @@ def _every_row(
     partition: Partition, columns: Columns, options: ReadOptions, rows: ReadFilter | None
 ) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, QueuePartition):
-        return partitions.read_partition(partition, columns, options, rows)
+        return partition_planning.read_partition(partition, columns, options, rows)
     from rocketspark.tables.read import store_read
 
     return store_read.read_partition(partition, columns, options, rows)

@@ -28,7 +28,7 @@ from rocketspark.tables.option_values import matching
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.data_loss import ReadFindings, lost
-from rocketspark.tables.read.partitions import Narrow, changed, ranges
+from rocketspark.tables.read.partition_planning import Narrow, changed, ranges
 from rocketspark.tables.read.read_filter import ReadFilter
 
 log = logging.getLogger("rocketspark.spark")

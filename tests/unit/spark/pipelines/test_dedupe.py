@@ -12,13 +12,13 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.dedupe import SeenReader
-from rocketspark.spark.read.partition_discovery import DiscoveredQueues
+from rocketspark.spark.read.queue_discovery import DiscoveredQueues
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.queue_bounds import OffsetBounds
-from rocketspark.tables.read.partitions import QueuePartition
+from rocketspark.tables.read.partition_planning import QueuePartition
 
 pytestmark = pytest.mark.shows("mended: `dedupe` loses messages after the driver's clock went back")
 
@@ -44,7 +44,7 @@ def reader(clock: list[int], floor_ms: int = 0, by: str = "") -> tuple[SeenReade
     options = parse_read({"namesrv": "127.0.0.1:1", "topic": "T"}, streaming=True)
     made = SeenReader(StructType([READ_SCHEMA["queueOffset"]]), options, floor_ms, lambda: clock[0], by=by)
     watch = FakeDiscovery()
-    made._partition_discovery = watch  # type: ignore[assignment]
+    made._queue_discovery = watch  # type: ignore[assignment]
     made._initial = {"T": {"b": {"0": 0}}}
     return made, watch
 

@@ -81,7 +81,9 @@ class TimerDelivery:
         self.is_unneeded = is_unneeded
 
     def send_on(self, topic_now: Callable[[str], str]) -> None:
-        """Have messages delivered to another topic where theirs has a new name; `topic_now` returns that."""
+        """Deliver due messages to the topic that `topic_now` returns for the one they were sent to, as a topic may have
+        got a new name while they waited.
+        """
         self._topic_now = topic_now
 
     def recover(self, since_ms: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketspark.cli.offset_changes import change_fields, effect, print_changes, totals
+from rocketspark.cli.offset_change_texts import change_fields, effect, print_changes, totals
 from rocketspark.cli.operate import (
     ALL_MASTERS,
     Masters,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocketspark.cli.offset_changes import change_fields, effect, print_changes, totals
+from rocketspark.cli.offset_change_texts import change_fields, effect, print_changes, totals
 from rocketspark.cli.operate import Yes, confirm, print_json, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.texts import counted

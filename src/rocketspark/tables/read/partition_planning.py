@@ -349,10 +349,11 @@ def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
 def ranges(
     bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets, options: ReadOptions
 ) -> list[OffsetRange]:
-    """Return the ranges from `first` up to `end` that the queues of `end` still hold.
+    """Return of each queue with something to read the range of offsets, from `first` up to `end`, that its broker has.
 
-    `bounds`: what the `changed` queues hold; the range of a queue that is not in it is returned as it was asked for.
-    Raises DataLost if offsets are gone from the broker and `fail_on_data_loss` is set; else those are left out.
+    `bounds`: the oldest and newest offsets of these queues now; a queue that is not in it gets the range that was asked
+    for. If the broker no longer has some of the offsets, DataLost is raised where `fail_on_data_loss` is set;
+    otherwise they are left out of the range, with a warning.
     """
     found = []
     for queue in changed(first, end):

@@ -16,7 +16,7 @@ from rocketspark.tables.offset_ranges import Offsets
 from rocketspark.tables.option_values import assigned_of, matching
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.queue_bounds import OffsetBounds
-from rocketspark.tables.read.partitions import closed_parts
+from rocketspark.tables.read.partition_planning import closed_parts
 
 log = logging.getLogger("rocketspark.spark")
 
@@ -30,7 +30,7 @@ class DiscoveredQueues(NamedTuple):
     gone: dict[MessageQueue, str]
 
 
-class PartitionDiscovery:
+class QueueDiscovery:
     """Finds the queues of a stream, and remembers those that it found last."""
 
     def __init__(self, cluster: ClusterQueries, options: ReadOptions) -> None:
