@@ -25,6 +25,8 @@ class StoreSettings(msgspec.Struct, kw_only=True):
 
     root: str
     commit_log: str | None = None
+    # A replica whose `commit_log` was lost copies it from others; else an empty folder is an error, once it had files.
+    is_copied: bool = False
     log_file_bytes: int = 1 << 30
     queue_file_units: int = 300_000
     index_slots: int = 5_000_000

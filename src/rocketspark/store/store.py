@@ -152,8 +152,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         try:
             inventory.read()
             if inventory.noted_log_folder:
-                # A replica that begins anew removes its log, and may be killed before it has another one.
-                end = 0 if crashed and not self.may_lack else inventory.log_end
+                # A replica copies a lost log; to begin anew it removes its own, and may be killed before it has one.
+                end = 0 if s.is_copied or (crashed and not self.may_lack) else inventory.log_end
                 config_files.check_log_folder(self.log.mapped_files.directory, inventory.noted_log_folder, end)
             self._check_sizes(inventory)
             self.log.mapped_files.certain = bool(inventory.sizes)

@@ -358,10 +358,10 @@ def test_a_log_of_its_own_disk_that_is_not_mounted_is_not_begun_anew(
     assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
-def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_or_after_a_kill(
+def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_after_a_kill_and_by_a_replica(
     make_store: Any, send: Any, tmp_path: Path
 ) -> None:
-    for lost in ("asked", "killed"):
+    for lost in ("asked", "killed", "copied"):
         root, log = tmp_path / lost, tmp_path / f"log-{lost}"
         store = make_store(root, commit_log=str(log))
         send(store, "t", 0, b"x")
@@ -370,9 +370,10 @@ def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_or_after_a_kill(
             store.abandon()
         else:
             store.close()
+        if lost == "asked":
             (root / "config/storeFiles.json").unlink()
         shutil.rmtree(log)
-        assert make_store(root, commit_log=str(log)).began_empty
+        assert make_store(root, commit_log=str(log), is_copied=lost == "copied").began_empty
 
 
 @pytest.mark.parametrize("later", [None, "other"], ids=["left out", "another"])
