@@ -42,6 +42,13 @@ class Life:
             raise StateError(f"the {self.kind} is {self._state}: make a new one")
         self._state, self._loop, self._ident = "started", asyncio.get_running_loop(), get_ident()
 
+    def _close_unstarted(self) -> bool:
+        """Count as closed for good if it was never started; tells whether that is so."""
+        if self._state != "new":
+            return False
+        self._state = "closed"
+        return True
+
     @property
     def calls_here(self) -> bool:
         """Tell whether the current thread is inside a function of the application (a listener, a callback) that `close`

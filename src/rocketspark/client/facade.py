@@ -22,13 +22,13 @@ R = TypeVar("R")
 class Core(Protocol):
     """The part of an asynchronous client that its synchronous facade uses."""
 
-    _state: str
-
     @property
     def client_id(self) -> str: ...
 
     @property
     def calls_here(self) -> bool: ...
+
+    def _close_unstarted(self) -> bool: ...
 
     async def start(self) -> None: ...
 
@@ -96,8 +96,7 @@ class Facade(Generic[C]):
         thread, self._thread = self._thread, None
         if thread is None:
             ending.close()
-            if self._core._state == "new":
-                self._core._state = "closed"  # For good, as of those with asyncio: a start that comes later is refused.
+            self._core._close_unstarted()
             if self._wait_closed is not None and not self._core.calls_here:
                 self._wait_closed()
             return

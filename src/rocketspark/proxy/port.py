@@ -80,9 +80,7 @@ class RelayedClients:
 
     def changed(self, host: str, count: int) -> None:
         """Count `count` more calls of a host that wait for their first answer; fewer if it is negative."""
-        self.pending[host] += count
-        if not self.pending[host]:
-            del self.pending[host]
+        _add(self.pending, host, count)
         if count < 0 and self.waiting and self._woken is None:
             self._woken = asyncio.get_running_loop().call_soon(self._wake)
 

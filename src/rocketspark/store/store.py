@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rocketspark import machine
-from rocketspark.errors import ConfigError, RecordError, StoreFull, StoreUnwritable
+from rocketspark.errors import RecordError, StoreFull, StoreUnwritable
 from rocketspark.protocol import lite_topics
 from rocketspark.protocol.message import record
 from rocketspark.store import expired_files, recovery
@@ -151,11 +151,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.may_lack = crashed and not is_of_this_boot(abort)
         try:
             inventory.read()
-            if inventory.noted_log_folder:
-                # A replica copies a lost log; to begin anew it removes its own, and may be killed before it has one.
-                end = 0 if s.is_copied or (crashed and not self.may_lack) else inventory.log_end
-                config_files.check_log_folder(self.log.mapped_files.directory, inventory.noted_log_folder, end)
-            self._check_sizes(inventory)
+            # A replica copies a lost log; to begin anew it removes its own, and may be killed before it has one.
+            may_be_gone = s.is_copied or (crashed and not self.may_lack)
+            inventory.check_log_folder(self.log.mapped_files.directory, may_be_gone=may_be_gone)
+            inventory.check_sizes(self.consume_queues.sizes(), self.log.mapped_files.directory)
             self.log.mapped_files.certain = bool(inventory.sizes)
             self.log.mapped_files.scan()
             self.consume_queues.scan()
@@ -248,23 +247,6 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             # Only its existence counts.
             if not (isinstance(failure(e, "write", path), StoreFull) and os.path.exists(path)):
                 raise
-
-    def _check_sizes(self, inventory: QueueFileInventory) -> None:
-        """Raise ConfigError if files were made with other sizes; none is touched then."""
-        places = {
-            "mappedFileSizeCommitLog": self.log.mapped_files.directory,
-            "mappedFileSizeConsumeQueue": self.consume_queues.directory,
-            "mapperFileSizeBatchConsumeQueue": f"{self.settings.root}/batchconsumequeue",
-            "mappedFileSizeConsumeQueueExt": f"{self.settings.root}/consumequeue_ext",
-            "maxHashSlotNum": f"{self.settings.root}/index",
-            "maxIndexNum": f"{self.settings.root}/index",
-        }
-        for option, size in self.consume_queues.sizes().items():
-            was = inventory.sizes.get(option, size)
-            if was != size and any(files for _, _, files in os.walk(places[option])):
-                raise ConfigError(
-                    f"the files in {places[option]} were made with {option}={was}, not {size}: set it as it was"
-                )
 
     def close(self) -> None:
         """Put everything on the disk and unlock the directory. A second call does nothing.

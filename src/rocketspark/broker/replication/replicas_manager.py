@@ -388,7 +388,7 @@ class ReplicasManager:
             except ServerError as e:
                 limited.warning("broker %d holds what this log may lack, and is not elected: %s", member, e)
                 continue
-            limited.warning("the machine stopped before all was flushed: broker %d, which holds it, is elected", member)
+            limited.warning("%s: broker %d, which holds all, is elected", UNFLUSHED, member)
             await self._take_elected(elected)
             return True
         if others and not s.sync_flush and await self._gives_way(UNFLUSHED):
@@ -475,9 +475,8 @@ class ReplicasManager:
         assert own_id is not None
         can_begin = self._can_begin()
         await self._controller.heartbeat(self._heartbeat())
-        if not can_begin and await self._gives_way("this one cannot write to its disk"):
-            return None
-        if self._store.may_lack and await self._gives_way(UNFLUSHED):
+        why = UNFLUSHED if can_begin else "this one cannot write to its disk"
+        if (self._store.may_lack or not can_begin) and await self._gives_way(why):
             return None
         return await self._controller.alter_in_sync(s.broker_name, own_id, epoch, {own_id}, set_epoch)
 

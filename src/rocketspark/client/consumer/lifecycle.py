@@ -75,8 +75,7 @@ class ConsumerLife(Queries):
 
     async def _close(self, *, through: bool) -> None:
         self._check_loop()
-        if self._state == "new":
-            self._state = "closed"
+        if self._close_unstarted():
             return
         self._state = "closed"
         if self._ending is None:

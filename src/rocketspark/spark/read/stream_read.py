@@ -218,9 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for queue, offset in begin.items():
                 ends.setdefault(queue, offset)
             # A gap in a logical queue's offsets counts as nothing.
-            first, last = (
-                {q: bounds[q].rows_before(of[q]) if q in bounds else of[q] for q in of} for of in (begin, ends)
-            )
+            first, last = _rows(begin, bounds), _rows(ends, bounds)
             if not anew and self._is_too_little(first, last, limit):
                 return start
             ends = self._limited(first, last, limit, bounds)

@@ -135,9 +135,8 @@ class ConsumeQueueStore:
         """
         told = {*self.simple_topics, *(topic.decode() for topic in self._told_batch_topics)}
         noted = {topic for topic, _ in self.inventory.queues} if told and self._known else set()
-        gone = sorted(topic for topic in noted - told if topic not in self._known and not _is_of_the_system(topic))
-        if may_lack:
-            gone = [topic for topic in gone if not topic.startswith(_SHARED)]
+        kept = {topic for topic in noted if _is_of_the_system(topic) or (may_lack and topic.startswith(_SHARED))}
+        gone = sorted(noted - told - kept - self._known.keys())
         self.inventory.forget(dict.fromkeys(gone))
         return gone
 
@@ -524,8 +523,7 @@ class ConsumeQueueStore:
 
     def note_files(self) -> None:
         """Note sizes of files and the log's folder, if others are noted; on a full disk a later flush does it."""
-        inventory = self.inventory
-        if (self.sizes(), inventory.log_folder) != (inventory.sizes, inventory.noted_log_folder):
+        if not self.inventory.is_noted(self.sizes()):
             self._listing_due = True
             try:
                 self._list()

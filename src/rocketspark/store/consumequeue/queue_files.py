@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
+from rocketspark.errors import ConfigError
 from rocketspark.model.text import whole_number
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
@@ -46,6 +47,7 @@ class QueueFileInventory:
 
     def __init__(self, root: str, files: OsFiles, commit_log: str | None = None) -> None:
         """`commit_log`: where the log lies, if not below the store."""
+        self._root = root
         self._path = f"{root}/config/storeFiles.json"
         self._files = files
         self.sizes: dict[str, int] = {}
@@ -77,6 +79,34 @@ class QueueFileInventory:
             }
         except (ValueError, TypeError, AttributeError, RecursionError):
             self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
+
+    def check_log_folder(self, folder: str, *, may_be_gone: bool) -> None:
+        """Raise ConfigError if the log lies in another folder than `folder`, or is not there. `may_be_gone`: then it is
+        begun anew.
+        """
+        if self.noted_log_folder:
+            config_files.check_log_folder(folder, self.noted_log_folder, 0 if may_be_gone else self.log_end)
+
+    def check_sizes(self, sizes: Mapping[str, int], log_folder: str) -> None:
+        """Raise ConfigError if files were made with other sizes; none is touched then."""
+        places = {
+            "mappedFileSizeCommitLog": log_folder,
+            "mappedFileSizeConsumeQueue": f"{self._root}/consumequeue",
+            "mapperFileSizeBatchConsumeQueue": f"{self._root}/batchconsumequeue",
+            "mappedFileSizeConsumeQueueExt": f"{self._root}/consumequeue_ext",
+            "maxHashSlotNum": f"{self._root}/index",
+            "maxIndexNum": f"{self._root}/index",
+        }
+        for option, size in sizes.items():
+            was = self.sizes.get(option, size)
+            if was != size and any(files for _, _, files in os.walk(places[option])):
+                raise ConfigError(
+                    f"the files in {places[option]} were made with {option}={was}, not {size}: set it as it was"
+                )
+
+    def is_noted(self, sizes: Mapping[str, int]) -> bool:
+        """Tell whether these sizes of files, and where the log lies, are what is noted."""
+        return sizes == self.sizes and self.log_folder == self.noted_log_folder
 
     def forget(self, deleted: Mapping[str, int | None]) -> None:
         """Forget what is noted of topics that were deleted, by topic with the log's end at the deletion.

@@ -343,18 +343,28 @@ def _is_error(body: bytes) -> bool:
         return False
 
 
-def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
-    # An id of more than 31 bits, or of a body that only looks framed, is none that it could have.
-    if status in (400, 404, 410, 422) and _is_error(body):
-        raise SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
+def unknown(url: str, name: str) -> SchemaUnknown:
+    """Return the error for a schema that a registry does not have."""
+    return SchemaUnknown(f"schema registry {url} has no {name}: check it, and that this is the right registry")
+
+
+def check_status(status: int, url: str, who: str) -> None:
+    """Raise RegistryRefused for a status that refuses credentials, Busy for a 404 of something else than `who`."""
     if status == 404:
         # Of what stands before a registry that is started anew, or of a wrong path: not a word on the schema.
-        raise Busy("it answers 404, and not as a schema registry does")
+        raise Busy(f"it answers 404, and not as {who} does")
     if status in (401, 403):
         raise RegistryRefused(
             f"schema registry {url} refuses ({status}): check schemaRegistryUser and schemaRegistryPassword, or"
             " schemaRegistryToken"
         )
+
+
+def _parse(status: int, body: bytes, *, name: str, url: str) -> RegisteredSchema:
+    # An id of more than 31 bits, or of a body that only looks framed, is none that it could have.
+    if status in (400, 404, 410, 422) and _is_error(body):
+        raise unknown(url, name)
+    check_status(status, url, "a schema registry")
     if status != 200:
         raise RegistryRefused(f"schema registry {url} answers {status} to {name}: is it a schema registry?")
     try:

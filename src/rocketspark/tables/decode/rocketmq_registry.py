@@ -15,7 +15,7 @@ import re
 from functools import lru_cache
 from urllib.parse import quote
 
-from rocketspark.errors import ConfigError, RegistryRefused, SchemaUnknown
+from rocketspark.errors import ConfigError, RegistryRefused
 from rocketspark.model.text import shown
 from rocketspark.tables.decode.options import AVRO, ID_BYTES
 from rocketspark.tables.decode.registry import (
@@ -25,7 +25,9 @@ from rocketspark.tables.decode.registry import (
     RegisteredSchema,
     Registry,
     RegistryOptions,
+    check_status,
     get,
+    unknown,
 )
 
 _ROOT = "/schema-registry/v1"
@@ -60,17 +62,10 @@ class RocketMqRegistry(Registry):
                 raise
             status, body = int(found[1]), b""
             if status == 404:
-                text = f"schema registry {url} has no {name}: check it, and that this is the right registry"
-                raise SchemaUnknown(text) from None
+                raise unknown(url, name) from None
             if status >= 500:
                 raise Busy(f"it answers {str(e.args[0]).split()[1]}") from None
-        if status == 404:
-            raise Busy("it answers 404, and not as RocketMQ's schema registry does")
-        if status in (401, 403):
-            raise RegistryRefused(
-                f"schema registry {url} refuses ({status}): check schemaRegistryUser and schemaRegistryPassword, or"
-                " schemaRegistryToken"
-            )
+        check_status(status, url, "RocketMQ's schema registry")
         return _parse(status, body, name=name, url=url)
 
 

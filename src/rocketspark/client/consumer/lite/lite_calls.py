@@ -59,7 +59,6 @@ class LiteCalls(PopCalls):
                 text = "group %s: message %s tells no offset in its lite topic, and is left out"
                 log.warning(text, self.group, message.message_id)
                 continue
-            message.settle()
             message.queue_id, message.queue_offset, message.reconsume_times = light_queues.QUEUE_ID, offset, count
             message.receipt_handle = lite_handle(told, queue.broker_name, offset).encode()
             given.append(message)
