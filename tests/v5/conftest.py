@@ -63,9 +63,12 @@ class Theatre:
         self._plays[kind, language, scenario.__name__] = self._pool.submit(play)
 
     def outcome(self, kind: str, language: str, scenario: Scenario) -> None:
-        """Wait for the play, and raise what it raised."""
+        """Wait for the play, and raise what it raised; asked again, it is played again."""
         need(language)
-        self._plays[kind, language, scenario.__name__].result()
+        row = (kind, language, scenario.__name__)
+        if row not in self._plays:
+            self.begin(kind, language, scenario)
+        self._plays.pop(row).result()
 
     def _once(self, name: str, make: Any) -> Any:
         with self._lock:

@@ -108,6 +108,11 @@ func put(args arguments, made *thing) { lock.Lock(); defer lock.Unlock(); things
 
 func get(args arguments) *thing { lock.Lock(); defer lock.Unlock(); return things[args.Name] }
 
+// Its three seconds are too short for a machine that does other work; no option says more.
+func patient(client any) {
+	client.(interface{ SetRequestTimeout(time.Duration) }).SetRequestTimeout(20 * time.Second)
+}
+
 func config(args arguments) *rmq.Config {
 	return &rmq.Config{
 		Endpoint:      args.Endpoints,
@@ -200,6 +205,7 @@ func startProducer(args arguments) (any, error) {
 	if made.producer, err = rmq.NewProducer(config(args), options...); err != nil {
 		return nil, err
 	}
+	patient(made.producer)
 	put(args, made)
 	return nil, made.producer.Start()
 }
@@ -251,6 +257,7 @@ func startSimple(args arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	patient(made)
 	put(args, &thing{simple: made})
 	return nil, made.Start()
 }
@@ -302,6 +309,7 @@ func startPush(args arguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	patient(made.push)
 	put(args, made)
 	return nil, made.push.Start()
 }

@@ -113,7 +113,7 @@ public final class Program {
         ClientConfigurationBuilder made = ClientConfiguration.newBuilder()
             .setEndpoints(text(args, "endpoints", ""))
             .enableSsl(args.has("tls") && args.get("tls").getAsBoolean())
-            .setRequestTimeout(Duration.ofMillis(number(args, "timeout_ms", 5000)));
+            .setRequestTimeout(Duration.ofMillis(number(args, "timeout_ms", 20_000)));
         if (args.has("access_key")) {
             made.setCredentialProvider(
                 new StaticSessionCredentialsProvider(text(args, "access_key", ""), text(args, "secret_key", "")));

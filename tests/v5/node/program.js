@@ -15,7 +15,7 @@ const quiet = { info() {}, debug() {}, warn: console.error, error: console.error
 const sleep = ms => new Promise(resolve => setTimeout(resolve, ms));
 
 function options(args) {
-  const made = { endpoints: args.endpoints, namespace: '', requestTimeout: args.timeout_ms ?? 5000, logger: quiet };
+  const made = { endpoints: args.endpoints, namespace: '', requestTimeout: args.timeout_ms ?? 20000, logger: quiet };
   if (args.access_key) {
     made.sessionCredentials = { accessKey: args.access_key, accessSecret: args.secret_key };
   }

@@ -43,7 +43,7 @@ RESOLUTIONS = {
 
 def configuration(args: Json) -> ClientConfiguration:
     credentials = Credentials(args.get("access_key", ""), args.get("secret_key", ""))
-    return ClientConfiguration(args["endpoints"], credentials, request_timeout=args.get("timeout_ms", 5000) // 1000)
+    return ClientConfiguration(args["endpoints"], credentials, request_timeout=args.get("timeout_ms", 20_000) // 1000)
 
 
 def subscriptions(args: Json) -> dict[str, FilterExpression]:
