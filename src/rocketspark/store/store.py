@@ -151,9 +151,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self.may_lack = crashed and not is_of_this_boot(abort)
         try:
             inventory.read()
-            # A replica copies a lost log; to begin anew it removes its own, and may be killed before it has one.
-            may_be_gone = s.is_copied or (crashed and not self.may_lack)
-            inventory.check_log_folder(self.log.mapped_files.directory, may_be_gone=may_be_gone)
+            inventory.check_log_folder(self.log.mapped_files.directory, may_be_gone=s.is_copied)
             inventory.check_sizes(self.consume_queues.sizes(), self.log.mapped_files.directory)
             self.log.mapped_files.certain = bool(inventory.sizes)
             self.log.mapped_files.scan()

@@ -340,14 +340,17 @@ def test_a_log_below_the_store_is_not_lost_to_an_empty_folder_that_is_set(
     assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["gone", "empty"])
 def test_a_log_of_its_own_disk_that_is_not_mounted_is_not_begun_anew(
-    is_there: bool, make_store: Any, send: Any, tmp_path: Path
+    is_there: bool, killed: bool, make_store: Any, send: Any, tmp_path: Path
 ) -> None:
+    """A disk that fails may kill the process first, which is started again by itself."""
     root, log = tmp_path / "one", tmp_path / "log"
     store = make_store(root, commit_log=str(log))
     send(store, "t", 0, b"x")
-    store.close()
+    store.flush_queues()
+    store.abandon() if killed else store.close()
     log.rename(tmp_path / "unmounted")
     if is_there:
         log.mkdir()
@@ -358,18 +361,49 @@ def test_a_log_of_its_own_disk_that_is_not_mounted_is_not_begun_anew(
     assert bodies(make_store(root, commit_log=str(log)), "t", 0) == [b"x"]
 
 
-def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_after_a_kill_and_by_a_replica(
+@pytest.mark.parametrize("how", ["link", "mount"])
+def test_nor_is_one_whose_disk_is_linked_or_mounted_below_the_store(
+    how: str, make_store: Any, send: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, disk, unmounted = tmp_path / "one", tmp_path / "disk", tmp_path / "unmounted"
+    log = disk if how == "link" else root / "commitlog"
+    root.mkdir()
+    if how == "link":
+        disk.mkdir()
+        (root / "commitlog").symlink_to(disk)
+    with monkeypatch.context() as mounted:
+        if how == "mount":
+            mounted.setattr(os.path, "ismount", lambda path: path == str(log))
+        store = make_store(root)
+    send(store, "t", 0, b"x")
+    store.close()
+    log.rename(unmounted)
+    log.mkdir()
+    with pytest.raises(ConfigError, match=f"lay in {log} up to position \\d+, and no file of it is there: mount"):
+        make_store(root)
+    log.rmdir()
+    unmounted.rename(log)
+    store = make_store(root)
+    assert bodies(store, "t", 0) == [b"x"]
+    # Moved to the store's own disk it is as any.
+    store.close()
+    if how == "link":
+        (root / "commitlog").unlink()
+        disk.rename(root / "commitlog")
+        make_store(root).close()
+    shutil.rmtree(root / "commitlog")
+    assert make_store(root).began_empty
+
+
+def test_a_lost_log_of_its_own_disk_is_begun_anew_if_asked_and_by_a_replica(
     make_store: Any, send: Any, tmp_path: Path
 ) -> None:
-    for lost in ("asked", "killed", "copied"):
+    for lost in ("asked", "copied"):
         root, log = tmp_path / lost, tmp_path / f"log-{lost}"
         store = make_store(root, commit_log=str(log))
         send(store, "t", 0, b"x")
         store.flush_queues()
-        if lost == "killed":
-            store.abandon()
-        else:
-            store.close()
+        store.close()
         if lost == "asked":
             (root / "config/storeFiles.json").unlink()
         shutil.rmtree(log)

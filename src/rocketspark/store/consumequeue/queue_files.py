@@ -42,11 +42,13 @@ class QueueFileInventory:
     `sizes`: of files, by the setting's name. `queues`, `firsts`: where the last and the first file of each queue
     begins. `ends`: where each queue ended when it was last noted. `log_begin`, `log_end`: the physical offsets at which
     the log began and ended then; `log_end` is -1 if an older program wrote the file. Once files of the log were removed
-    since, `firsts` says nothing. `noted_log_folder`: where the log lay then, if not below the store.
+    since, `firsts` says nothing. `noted_log_folder`: where the log lay then, if not on the store's own disk.
     """
 
     def __init__(self, root: str, files: OsFiles, commit_log: str | None = None) -> None:
         """`commit_log`: where the log lies, if not below the store."""
+        if commit_log is None and (os.path.islink(own := f"{root}/commitlog") or os.path.ismount(own)):
+            commit_log = own
         self._root = root
         self._path = f"{root}/config/storeFiles.json"
         self._files = files
@@ -56,7 +58,7 @@ class QueueFileInventory:
         self.ends: dict[tuple[str, int], NotedEnd] = {}
         self.log_begin = 0
         self.log_end = -1
-        self.log_folder = os.path.abspath(commit_log) if commit_log else ""
+        self.log_folder = os.path.realpath(commit_log) if commit_log else ""
         self.noted_log_folder = ""
 
     def read(self) -> None:
