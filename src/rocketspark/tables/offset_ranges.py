@@ -2,7 +2,8 @@
 
 A stream's offset is JSON, topic to broker to queue id to the next queue offset to read. Its keys are in order, since
 Spark compares offsets as text. Spark records where each micro-batch ends but not where the first one began, so the end
-of the first one tells that too, under a key that can be no topic.
+of the first one tells that too, under a key that can be no topic; under another one stands the namespace of the topics,
+whose names are without it.
 
 Brokers answer SEARCH_OFFSET_BY_TIMESTAMP well but not always exactly: Apache RocketMQ gives the first unit of a queue
 file instead of the oldest message, 0 where the log's part is gone, and on batch queues the last record for a time after
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
+from rocketspark.model.text import shown
 from rocketspark.tables.option_values import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, OffsetTable
 
 Offsets = dict[MessageQueue, int]
@@ -28,6 +30,7 @@ EACH_TOPIC = ""
 
 START_KEY = "@start"
 MADE_KEY = "@made"
+NAMESPACE_KEY = "@namespace"
 
 
 class OffsetRange(NamedTuple):
@@ -53,7 +56,7 @@ def from_json(table: Mapping[str, Any]) -> Offsets:
     found: Offsets = {}
     try:
         for topic, brokers in table.items():
-            if topic in (START_KEY, MADE_KEY):
+            if topic in (START_KEY, MADE_KEY, NAMESPACE_KEY):
                 continue
             if topic.startswith("@"):
                 raise ValueError(topic)  # No topic has such a name: a later version's mark.
@@ -83,6 +86,29 @@ def made_json(made: Made) -> dict[str, Any]:
     for (topic, broker), at in sorted(made.items()):
         table.setdefault(topic, {})[broker] = at
     return {MADE_KEY: table} if table else {}
+
+
+def tells_namespace(table: Mapping[str, Any], namespace: str, *, fail: bool) -> bool:
+    """Tell whether a stream's offset says that its topics are of a namespace, "" for none; False if it cannot tell.
+
+    Raises ConfigError if they are of another one, and with `fail` if the offset names none, as those that an earlier
+    version wrote. One whose namespace is null is made of rows, which do not name it.
+    """
+    noted = table.get(NAMESPACE_KEY, "")
+    if noted in (None, namespace):
+        return noted is not None
+    own = "give it a checkpointLocation of its own, or an archive a folder of its own"
+    if noted:
+        raise ConfigError(
+            f"topics of namespace {shown(str(noted))!r} were read up to here, and the options name"
+            f" {repr(namespace) if namespace else 'none'}: {own}"
+        )
+    if fail:
+        raise ConfigError(
+            f"what was read up to here names no namespace, and the options name {namespace!r}: {own}; if an earlier"
+            " version read it of that namespace, set failOnDataLoss to false once"
+        )
+    return False
 
 
 def place(where: str | OffsetTable, oldest: Offsets, newest: Offsets, *, option: str, default: str) -> Offsets:

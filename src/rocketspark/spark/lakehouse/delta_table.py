@@ -20,7 +20,7 @@ from rocketspark.spark.lakehouse.table import (
     damage_of,
     decode_state,
 )
-from rocketspark.tables.offset_ranges import START_KEY, from_json
+from rocketspark.tables.offset_ranges import NAMESPACE_KEY, START_KEY, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -144,7 +144,11 @@ class DeltaTable(ArchiveTable):
 
     def _state_of_rows(self) -> ArchiveState | None:
         self._rows_version = self._commits(1)[0][1].version
-        return super()._state_of_rows()
+        found = super()._state_of_rows()
+        told = next((said.offsets for said, _ in self._history() if said is not None), None)
+        if found is not None and told is not None:
+            found.offsets[NAMESPACE_KEY] = told.get(NAMESPACE_KEY, "")
+        return found
 
     def _stands(self, state: ArchiveState) -> bool:
         """Tell whether no RESTORE came after the commit of a state, or after its rows were looked at if it is of no

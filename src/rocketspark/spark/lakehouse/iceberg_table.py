@@ -276,7 +276,7 @@ class IcebergTable(ArchiveTable):
             # First: what is published from here on shows in the rows, or has the number that is taken.
             _, staged = self._commits()
             found = super()._state_of_rows()
-        if found is None or not found.offsets:
+        if found is None or not from_json(found.offsets):
             # Where nothing counts yet, all who begin take the same number: so one of them wins.
             return None
         # Who staged a commit may stand before its publication: with his number, one of both is published.

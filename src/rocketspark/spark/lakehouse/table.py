@@ -22,7 +22,7 @@ from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.spark.columns import READ_SCHEMA, quoted
 from rocketspark.spark.lakehouse import decoded_columns, object_store
-from rocketspark.tables.offset_ranges import made_json, to_json
+from rocketspark.tables.offset_ranges import NAMESPACE_KEY, made_json, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -359,9 +359,9 @@ class ArchiveTable(ABC):
 
     def _state_of_rows(self) -> ArchiveState | None:
         """Return the state of a table whose commits have expired, by its rows. Its number is above those of all commits
-        before.
+        before. Rows do not tell of which namespace their topics are.
         """
-        return ArchiveState(time.time_ns() // 1_000_000, self.offsets_of_rows())
+        return ArchiveState(time.time_ns() // 1_000_000, {**self.offsets_of_rows(), NAMESPACE_KEY: None})
 
     def offsets_of_rows(self, topics: Collection[str] = ()) -> dict[str, Any]:
         """Return the next offset of each queue by the rows of the table, as a stream's JSON; for these topics, by

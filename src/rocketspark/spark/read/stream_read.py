@@ -34,6 +34,7 @@ from rocketspark.spark.spark_features import (
 from rocketspark.tables.cluster_queries import TOPIC_DELETED, ClusterQueries, making_of
 from rocketspark.tables.offset_ranges import (
     EACH_TOPIC,
+    NAMESPACE_KEY,
     START_KEY,
     Made,
     OffsetRange,
@@ -44,6 +45,7 @@ from rocketspark.tables.offset_ranges import (
     lag,
     made_json,
     made_of,
+    tells_namespace,
     to_json,
 )
 from rocketspark.tables.options import ReadOptions
@@ -168,8 +170,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster = self._open()
             bounds = cluster.bounds(queues_of(cluster, self._options))
             self._newest = {queue: found.next for queue, found in bounds.items()}
-            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | made_json(making_of(bounds))
+            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | self._marks(making_of(bounds))
             return self._initial
+
+    def _marks(self, made: Made) -> dict[str, Any]:
+        """Return the entries of an offset that hold no queue."""
+        namespace = self._options.access.namespace
+        return made_json(made) | ({NAMESPACE_KEY: namespace} if namespace else {})
+
+    def _is_of_namespace(self, offset: Mapping[str, Any]) -> bool:
+        """Tell whether an offset says that its topics are of the options' namespace. Raises ConfigError if not, unless
+        the options allow one that cannot tell.
+        """
+        namespace = self._options.access.namespace
+        if tells_namespace(offset, namespace, fail=self._options.fail_on_data_loss):
+            return True
+        if namespace:
+            self._watching().tell(
+                f"what was read up to here names no namespace: it is gone on with as of namespace {namespace!r}, where"
+                " messages are passed over if it was of another one"
+            )
+        return False
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return one of the limits of a micro-batch that the options set, as Spark wants one; `latestOffset` keeps to
@@ -193,6 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ReadAllAvailable, without limits.
         """
         with plain_errors():
+            is_noted = self._is_of_namespace(start) or NAMESPACE_KEY in start
             if start != self._initial:
                 self._show(start)
             begin = from_json(start)
@@ -222,12 +244,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not anew and self._is_too_little(first, last, limit):
                 return start
             ends = self._limited(first, last, limit, bounds)
-            if ends == from_json(start) and not anew:
+            if ends == from_json(start) and not anew and is_noted:
                 return start
             self._triggered_s = self._clock_s()
             now = making_of(bounds)
             known = made | {key: at if key[0] == EACH_TOPIC else max(at, made.get(key, 0)) for key, at in now.items()}
-            table: dict[str, Any] = dict(to_json(ends)) | made_json(known)
+            table: dict[str, Any] = dict(to_json(ends)) | self._marks(known)
             # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
             if start == self._initial:
                 table[START_KEY] = to_json(begin)
@@ -347,6 +369,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions that hold the offsets from `start` up to `end`."""
         with plain_errors():
+            self._is_of_namespace(end)
             if start == end or (start == self._initial and START_KEY not in end):
                 # The latter is a first micro-batch that found nothing new and runs again: it ends where it began, which
                 # need not be where a new query would begin now.

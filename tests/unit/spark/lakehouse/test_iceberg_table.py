@@ -12,6 +12,7 @@ from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable
 from rocketspark.spark.lakehouse.table import PROPERTY, ArchiveState, decode_state, table_place
 from rocketspark.spark.pipelines.parts.archive_batches import may_pass
+from rocketspark.tables.offset_ranges import tells_namespace
 
 
 class IcebergHistory(IcebergTable):
@@ -137,3 +138,19 @@ def test_rows_that_are_gone_since_they_were_looked_at_are_archived_again() -> No
         Rows([])._check_follows(ArchiveState(9, {}), ArchiveState(8, {"t": {"b": {"0": 1}}}))
     with pytest.raises(RocketSparkError, match="was set back to an older version"):
         Rows([])._check_follows(ArchiveState(9, {}), ArchiveState(8, {"t": {"b": {"0": 3}}}))
+
+
+def test_rows_do_not_tell_of_a_namespace_and_no_rows_are_no_state() -> None:
+    class Rows(IcebergHistory):
+        found: dict[str, Any] = {}
+
+        def offsets_of_rows(self, topics: Any = ()) -> dict[str, Any]:
+            return self.found
+
+    table = Rows([])
+    assert table._state_of_rows() is None
+    table.found = {"t": {"b": {"0": 2}}, "@made": {"t": {"b": 99}}}
+    state = table._state_of_rows()
+    assert state is not None
+    assert state.offsets == {**table.found, "@namespace": None}
+    assert not tells_namespace(state.offsets, "one", fail=True)

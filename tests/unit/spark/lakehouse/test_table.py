@@ -375,6 +375,18 @@ def test_what_a_restore_took_back_is_not_said_to_be_there() -> None:
     assert not DeltaHistory(*others, ("RESTORE", None), ("WRITE", older))._stands(older)
 
 
+def test_a_namespace_is_that_of_commits_that_a_restore_took_back() -> None:
+    class Rows(DeltaHistory):
+        def offsets_of_rows(self, topics: Any = ()) -> dict[str, Any]:
+            return {"t": {"b": {"0": 2}}}
+
+    for said, noted in (({"@namespace": "one"}, "one"), ({}, ""), (None, None)):
+        commit = None if said is None else ArchiveState(3, said, "c3")
+        state = Rows(("OPTIMIZE", None), ("RESTORE", None), ("WRITE", commit))._state_of_rows()
+        assert state is not None
+        assert state.offsets == {"t": {"b": {"0": 2}}, "@namespace": noted}
+
+
 @pytest.mark.shows("mended: an archive passes rows over that Delta's RESTORE took back while it was written")
 def test_rows_that_were_taken_back_while_it_is_written_are_not_passed_over() -> None:
     first = ArchiveState(1, {"t": {"b": {"0": 1}}}, "c1")
