@@ -105,6 +105,10 @@ class ConfigError(UsageError):
     """A setting, address or file that cannot be used as given."""
 
 
+class LogMissing(ConfigError):
+    """The disk of a store's log is not there, or another one."""
+
+
 class StateError(UsageError):
     """A client or a server was used before its `start` or after its `close`."""
 

@@ -13,6 +13,7 @@ from tests.live.test_replication import producer
 
 from rocketspark.broker.replication.role import Role
 from rocketspark.controller import live_table
+from rocketspark.errors import ConfigError, LogMissing
 from rocketspark.model import Message
 
 pytestmark = pytest.mark.shows(
@@ -70,6 +71,35 @@ def test_the_others_keep_what_one_lost(
                 bodies = [int(r.body) for r in broker.store.iterate(0) if r.topic == b"T"]
                 assert bodies == list(range(COUNT))
             assert (disk / "number").read_text() == "DefaultCluster#broker-a#3"
+
+    run(main())
+
+
+@pytest.mark.shows("who alone is in sync keeps its number while its log's disk is not mounted")
+def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path) -> None:
+    log, away = tmp_path / "log", tmp_path / "away"
+    changes = {"store_commit_log": str(log)}
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1, **changes)
+            await until(lambda: first.role.kind is Role.MASTER)
+            await out.send(Message("T", b"kept"))
+            await g.stop(1)
+            log.rename(away)
+            with pytest.raises(LogMissing, match="no file of it is there: mount"):
+                await g.start(1, **changes)
+            await g.controller.close()
+            with pytest.raises(ConfigError, match="no controller tells whether another replica has it"):
+                await g.start(1, **changes)
+            del g.brokers[1]
+            shutil.rmtree(log, ignore_errors=True)
+            away.rename(log)
+            g.controller = g._controller(int(g.controller.address.rpartition(":")[2]))
+            await g.controller.start()
+            first = await g.start(1, **changes)
+            await until(lambda: first.role.kind is Role.MASTER)
+            assert [r.body for r in first.store.iterate(0) if r.topic == b"T"] == [b"kept"]
 
     run(main())
 

@@ -432,7 +432,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         return StoreSettings(
             root=self.store_root,
             commit_log=self.store_commit_log or None,
-            is_copied=self.controller_mode or self.broker_role == "SLAVE",
+            is_copied=self.broker_role == "SLAVE" and not self.controller_mode,
             log_file_bytes=self.log_file_bytes,
             # A size that is no multiple of the unit is rounded up (rule: MessageStoreConfig, 5.x).
             queue_file_units=-(-self.queue_file_bytes // unit),

@@ -13,14 +13,17 @@ import logging
 from collections.abc import Callable, Set
 
 from rocketspark.broker import topic_names
+from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.repeated_work import pause
+from rocketspark.broker.replication.broker_identity import identity_of
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.link.ha_client import HaClient
 from rocketspark.broker.replication.link.links import LinkState
 from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import NoNameServer, ReplicationError, RocketSparkError, ServerError
+from rocketspark.errors import ConfigError, NoNameServer, ReplicationError, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -29,7 +32,7 @@ from rocketspark.protocol.headers.namesrv import RouteHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import RouteBody
 from rocketspark.protocol.json.metadata import MemberGroupReply
-from rocketspark.transport.connections import Connections
+from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.broker.replication")
@@ -249,3 +252,24 @@ async def tables_taken(
     for failed in await asyncio.gather(*told, return_exceptions=True):
         if isinstance(failed, BaseException):
             limited.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)
+
+
+async def is_copied(settings: BrokerSettings) -> bool:
+    """Ask the controllers whether another replica than this one is in sync, and so holds what was acknowledged.
+
+    One that alone is in sync keeps its number while its log's disk is away: none could be elected else once it is back.
+    Raises ConfigError if no controller can tell.
+    """
+    s, own_id = settings, identity_of(settings).granted()
+    if own_id is None:
+        return True
+    controller = ControllerClient(parse_addresses(s.controller_addresses), connections=inner_connections(s))
+    try:
+        return bool((await controller.replica_info(s.broker_name)).in_sync - {own_id})
+    except RocketSparkError as e:
+        raise ConfigError(
+            f"no file of the log is there, and no controller tells whether another replica has it ({e}): mount the"
+            " log's disk, or start the controllers"
+        ) from e
+    finally:
+        await controller.close()

@@ -83,8 +83,9 @@ class QueueFileInventory:
             self.sizes, self.queues, self.firsts, self.ends = {}, {}, {}, {}
 
     def check_log_folder(self, folder: str, *, may_be_gone: bool) -> None:
-        """Raise ConfigError if the log lies in another folder than `folder`, or is not there. `may_be_gone`: then it is
-        begun anew.
+        """Raise ConfigError if the log lies in another folder than `folder`, LogMissing if it is not there.
+
+        `may_be_gone`: then it is begun anew.
         """
         if self.noted_log_folder:
             config_files.check_log_folder(folder, self.noted_log_folder, 0 if may_be_gone else self.log_end)

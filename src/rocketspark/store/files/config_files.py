@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rocketspark.errors import ConfigError, ServerError, StoreError
+from rocketspark.errors import ConfigError, LogMissing, ServerError, StoreError
 from rocketspark.model.conf_lines import parse_properties, replace_values
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.store.files.system_calls import OsFiles, failure, make_folder
@@ -87,15 +87,15 @@ def check_restored(root: str) -> None:
 
 
 def check_log_folder(set_folder: str, other: str, noted_end: int = 0) -> None:
-    """Raise ConfigError if a store's log lies in another folder than the empty one that the settings name, or went up
-    to `noted_end` in this one: a start there would take all messages for lost, with their queues, and what it stores
-    would be hidden once the log's disk is mounted.
+    """Raise ConfigError if a store's log lies in another folder than the empty one that the settings name, LogMissing
+    if it went up to `noted_end` in this one: a start there would take all messages for lost, with their queues, and
+    what it stores would be hidden once the log's disk is mounted.
     """
     if _log_files(set_folder):
         return
     if os.path.realpath(other) == os.path.realpath(set_folder):
         if noted_end > 0:
-            raise ConfigError(
+            raise LogMissing(
                 f"the log of this store lay in {other} up to position {noted_end}, and no file of it is there: mount"
                 " its disk, or bring a copy of its files; to begin without them remove config/storeFiles.json"
             )
