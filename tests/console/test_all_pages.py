@@ -11,7 +11,7 @@ from tests.console import scene
 from tests.console.running import console
 from tests.java.apache import ApacheCluster
 from tests.support.browser import overflow_px, serious_faults
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_MS, LIMIT_S
 
 from rocketspark.admin import Admin
 from rocketspark.console.navigation import MODULES, NAVIGATION
@@ -49,7 +49,7 @@ def messages(apache: ApacheCluster) -> Iterator[dict[str, ReceivedMessage]]:
 
 @pytest.fixture(scope="module")
 def home(apache: ApacheCluster, messages: dict[str, ReceivedMessage]) -> Iterator[str]:
-    with console(apache.namesrv, requests_per_second=200) as url:
+    with console(apache.namesrv, options={"timeout_ms": LIMIT_MS}, requests_per_second=200) as url:
         yield url
 
 

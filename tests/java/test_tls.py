@@ -107,7 +107,7 @@ def test_our_client_on_the_official_servers(
     cluster = ApacheCluster(tmp_path)
     try:
         trust: dict[str, Any] = {"use_tls": True, "tls_ca": issuer.ca}
-        with Producer(cluster.namesrv, "g", **trust) as producer:
+        with Producer(cluster.namesrv, "g", send_timeout_ms=LIMIT_MS, **trust) as producer:
             sent = [producer.send("T", b"%d" % n * 100_000) for n in range(5)]
         with PullConsumer(cluster.namesrv, "look", auto_commit=False, **trust) as puller:
             for n, result in enumerate(sent):
