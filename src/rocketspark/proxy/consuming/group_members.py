@@ -2,7 +2,8 @@
 one.
 
 Rule: a broker knows a connection as one member of a group; so the members of a group are told on as many connections,
-at once and from time to time, until they are gone; Apache's proxy does this only within its broker's own process. What
+at once and from time to time, until they are gone; Apache's proxy does this only within its broker's own process. Of a
+client that changes its settings again and again brokers are told once a second. What
 only the client knows it is asked over its telemetry stream (ClientActivity, 5.5.0), and the rest of the answer is what
 the proxy knows; of a client that does not answer the broker is told that, in time for its own answer.
 """
@@ -57,6 +58,8 @@ LANES_MAX = 64
 LANES_IN_ALL_MAX = 2 * LANES_MAX
 # Heartbeats to one broker that wait for their answers.
 AT_ONCE_MAX = 32
+# Brokers are told of changes of one client's settings this far apart.
+APART_S = 1.0
 
 
 class Lane:
@@ -106,6 +109,8 @@ class GroupMembers:
         self._members: dict[str, Member] = {}
         self._lanes: list[Lane] = []
         self._new: set[str] = set()
+        # When brokers were told of clients within the last APART_S.
+        self._told_s: dict[str, float] = {}
         self._wanted = asyncio.Event()
         self._leaving = Tasks()
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +120,7 @@ class GroupMembers:
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self, client: ProxyClient) -> None:
-        """Have brokers told at once of a consumer whose settings are new or changed."""
+        """Have brokers told of a consumer whose settings are new or changed: at once, unless they just were."""
         member = self._members.get(client.identity)
         if member is not None and (member.client is not client or member.group != client.group):
             self._leave(member)
@@ -181,18 +186,23 @@ class GroupMembers:
     async def _run(self) -> None:
         all_at_s = machine.monotonic() + self._interval_s
         while True:
+            next_s = min([all_at_s, *(self._told_s[name] + APART_S for name in self._new & self._told_s.keys())])
             try:
-                async with asyncio.timeout(max(all_at_s - machine.monotonic(), 0)):
+                async with asyncio.timeout(max(next_s - machine.monotonic(), 0)):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
             self._wanted.clear()
-            new, self._new = self._new, set()
-            if machine.monotonic() >= all_at_s:
-                all_at_s = machine.monotonic() + self._interval_s
-                members = list(self._members.values())
+            now_s = machine.monotonic()
+            self._told_s = {name: at_s for name, at_s in self._told_s.items() if at_s + APART_S > now_s}
+            if now_s >= all_at_s:
+                all_at_s = now_s + self._interval_s
+                names = set(self._members)
             else:
-                members = [member for name in new if (member := self._members.get(name)) is not None]
+                names = self._new - self._told_s.keys()
+            self._new -= names
+            self._told_s |= dict.fromkeys(names, now_s)
+            members = [member for name in names if (member := self._members.get(name)) is not None]
             try:
                 await self.tell(members)
             except Exception:

@@ -35,6 +35,8 @@ log = LimitedLog("rocketspark.proxy")
 
 # In one heartbeat, as Apache's proxy has it.
 GROUPS_MAX = 200
+# Brokers are told this far apart, however often clients change their settings.
+APART_S = 1.0
 
 
 class ProducerGroups:
@@ -88,6 +90,7 @@ class ProducerGroups:
                 log.info("brokers were not told of producer groups: %s", e)
             except Exception:
                 log.exception("brokers were not told of producer groups")
+            await asyncio.sleep(min(APART_S, self._interval_s))
 
     async def tell(self) -> None:
         """Tell the brokers of each topic with transactions that the proxy has producers of it."""

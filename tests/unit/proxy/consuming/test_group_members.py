@@ -374,3 +374,70 @@ def test_who_changes_its_settings_stays_the_member_it_is() -> None:
         await asyncio.gather(*members._leaving)
 
     asyncio.run(main())
+
+
+class Heard:
+    """What the brokers of one topic hear of a proxy's consumers, without brokers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.said: list[str] = []
+        master = SimpleNamespace(master="b:1", broker_name="b")
+        route = SimpleNamespace(brokers=[master])
+        brokers: Any = SimpleNamespace(route=self._answer(route), master=self._answer("b:1"))
+        connections: Any = SimpleNamespace(
+            get=self._answer(None), open_peer=lambda address: None, close=self._answer(0)
+        )
+        clients: Any = SimpleNamespace()
+        self.members = group_members.GroupMembers(brokers, clients, lambda language: connections, 3600)
+        monkeypatch.setattr(group_members, "machine", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(group_members.client_api, "heartbeat", self._heartbeat)
+
+    @staticmethod
+    def _answer(value: Any) -> Callable[..., Any]:
+        async def answer(*given: Any) -> Any:
+            return value
+
+        return answer
+
+    async def _heartbeat(self, peer: Any, beat: Any) -> None:
+        (data,) = beat.consumer_data_set
+        filters = [row.sub_string for row in data.subscription_data_set if not row.topic.startswith("%RETRY%")]
+        self.said.append(f"{beat.client_id} {data.group_name} {filters[0]}")
+
+    async def change(self, name: str, group: str, expression: str) -> None:
+        """Have a client change its settings, and give brokers the time to hear of it."""
+        settings = messages.Settings(client_type=SIMPLE)
+        settings.subscription.subscriptions.add(topic={"name": "t"}, expression={"type": 1, "expression": expression})
+        client: Any = SimpleNamespace(
+            identity=name, client_id=name, group=group, is_consumer=True, is_lite_consumer=False, language="X"
+        )
+        client.settings, client.is_push_consumer, client.told_ms = settings, False, 1
+        self.members.changed(client)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("groups", [["g"], ["g", "h"]])
+def test_brokers_are_told_once_a_second_of_who_changes_settings_all_the_time(
+    groups: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        heard = Heard(monkeypatch)
+        heard.members.begin()
+        for number in range(101):
+            await heard.change("one", groups[number % len(groups)], f"tag{number}")
+        # Others are told of meanwhile.
+        await heard.change("other", "g", "tag")
+        assert heard.said == ["one g tag0", "other g tag"]
+        heard.now_s += group_members.APART_S
+        # Nothing of it is lost.
+        await heard.change("third", "g", "tag")
+        assert sorted(heard.said[2:]) == ["one g tag100", "third g tag"]
+        # Without a further change, too.
+        monkeypatch.setattr(group_members, "APART_S", 0.0)
+        await heard.change("one", "g", "last")
+        assert heard.said[4:] == ["one g last"]
+        await heard.members.close()
+
+    asyncio.run(main())

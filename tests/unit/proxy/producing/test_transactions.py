@@ -10,7 +10,7 @@ import pytest
 
 from rocketspark.errors import NotSent
 from rocketspark.proxy.brokers import Brokers
-from rocketspark.proxy.producing import transactions
+from rocketspark.proxy.producing import producer_groups, transactions
 from rocketspark.proxy.producing.transactions import CROSSED_MS, HalfPlace, TransactionData
 
 pytestmark = pytest.mark.shows(
@@ -148,3 +148,43 @@ def test_no_broker_has_a_half_message_only_if_all_say_so(
             asyncio.run(finding)
     else:
         assert asyncio.run(finding) == found
+
+
+def test_brokers_are_told_of_producers_once_in_a_while_however_often_those_change_their_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        rounds: list[set[str]] = []
+        told = asyncio.Event()
+        client: Any = SimpleNamespace(topics={"normal"})
+
+        async def topic_type(topic: str) -> str:
+            rounds[-1].add(topic)
+            return "NORMAL"
+
+        def everybody() -> list[Any]:
+            rounds.append(set())
+            told.set()
+            return [client]
+
+        brokers, clients = SimpleNamespace(topic_type=topic_type), SimpleNamespace(all=everybody)
+        groups = producer_groups.ProducerGroups(cast(Any, brokers), cast(Any, clients), 3600)
+        monkeypatch.setattr(producer_groups, "APART_S", 3600.0)
+        groups.begin()
+        for number in range(100):
+            client.topics = {f"topic-{number}"}
+            groups.changed(client)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert len(rounds) == 1
+        # The first of the next time knows all of it.
+        await groups.close()
+        monkeypatch.setattr(producer_groups, "APART_S", 0.0)
+        told.clear()
+        groups.begin()
+        await told.wait()
+        await asyncio.sleep(0)
+        assert rounds[1] == {"topic-99"}
+        await groups.close()
+
+    asyncio.run(main())
