@@ -259,6 +259,8 @@ class AsyncAdmin(
 class Admin(Facade[AsyncAdmin]):
     """The operations of `AsyncAdmin` for programs without asyncio; arguments and rules are the same."""
 
+    _closes_unreferenced = True
+
     @arguments_of(AsyncAdmin.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(AsyncAdmin(*args, **kwargs))

@@ -1,15 +1,17 @@
 """The base of synchronous clients: an asynchronous core, run on the shared background loop.
 
-Rule: a synchronous method is made from the core's by `blocking` or `at_any_time`, so that its arguments are the same.
+Rule: a synchronous method is made from the core's by `blocking` or `at_any_time`, so that its arguments are the same. A
+client that the program has no reference to any more closes, unless it works by itself, as one with a listener does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from rocketspark.client.connection.loop_thread import LoopThread, ThreadWaiter
 from rocketspark.client.validators import name_arguments
@@ -45,6 +47,9 @@ C = TypeVar("C", bound=Core)
 class Facade(Generic[C]):
     """The start, close and context of a synchronous client whose work `_core` does on the background loop."""
 
+    # False: it works by itself, also where the program keeps no reference to it.
+    _closes_unreferenced: ClassVar[bool] = False
+
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         name_arguments(cls)
@@ -54,6 +59,9 @@ class Facade(Generic[C]):
         self._thread: LoopThread | None = None
         # Waits for a close that a callback began.
         self._wait_closed: Callable[[], None] | None = None
+        self._unreferenced: weakref.finalize[..., Any] | None = None
+        # Called last of all if nobody closes it; must not lead to it.
+        self._at_end: Callable[[], object] = _nothing
 
     @property
     def _loop(self) -> LoopThread:
@@ -83,6 +91,9 @@ class Facade(Generic[C]):
                 self._thread = None
                 thread.end_later(_undo(self._core, starting))
             raise
+        if self._closes_unreferenced:
+            self._unreferenced = weakref.finalize(self, _end_unreferenced, thread, self._core, self._at_end)
+            self._unreferenced.atexit = False
 
     def close(self) -> None:
         """Finish and close. As the asynchronous client's `close`; may be called again.
@@ -94,6 +105,8 @@ class Facade(Generic[C]):
 
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
         thread, self._thread = self._thread, None
+        if self._unreferenced is not None:
+            self._unreferenced.detach()
         if thread is None:
             ending.close()
             self._core._close_unstarted()
@@ -115,6 +128,24 @@ class Facade(Generic[C]):
     def client_id(self) -> str:
         """Return the id brokers know this client by."""
         return self._core.client_id
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _end_unreferenced(thread: LoopThread, core: Core, at_end: Callable[[], object]) -> None:
+    # In any thread, wherever Python finds that nothing refers to the client: nothing is waited for.
+    if not thread.is_dead:
+        thread.end_later(_end_work(core, at_end))
+
+
+async def _end_work(core: Core, at_end: Callable[[], object]) -> None:
+    try:
+        # As after an error: what was read last may not be done.
+        await core.__aexit__(GeneratorExit, None, None)
+    finally:
+        at_end()
 
 
 async def _undo(core: Core, starting: ThreadWaiter[None]) -> None:

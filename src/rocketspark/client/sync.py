@@ -74,6 +74,7 @@ class ProducerFacade(QueriesFacade[P]):
         super().__init__(core)
         self._room = ThreadInFlightLimit(core.in_flight_max)
         self._callbacks = CallbackThreads()
+        self._at_end = functools.partial(self._callbacks.close, 0)
         self._executor = core.callback_executor or self._callbacks
 
     def start(self) -> None:
@@ -214,6 +215,8 @@ class Producer(ProducerFacade[AsyncProducer]):
     ...     producer.send("orders", b"42 apples", tag="fruit")
     """
 
+    _closes_unreferenced = True
+
     @arguments_of(AsyncProducer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(AsyncProducer(*args, **kwargs))
@@ -259,6 +262,8 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
     ...     for message in consumer:
     ...         print(message.body)
     """
+
+    _closes_unreferenced = True
 
     @arguments_of(AsyncPullConsumer.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -342,6 +347,8 @@ class PullConsumer(QueriesFacade[AsyncPullConsumer]):
 
 class SimpleConsumerFacade(QueriesFacade[S]):
     """The base of synchronous consumers that receive."""
+
+    _closes_unreferenced = True
 
     give_back = at_any_time(AsyncSimpleConsumer.give_back)
     ack = blocking(AsyncSimpleConsumer.ack)

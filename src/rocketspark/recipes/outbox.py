@@ -247,6 +247,8 @@ class Outbox(Facade[AsyncOutbox]):
     ) -> None:
         # Both run on the loop that all synchronous clients share.
         super().__init__(AsyncOutbox(producer._core, store, **options))
+        # It closes where nothing refers to it.
+        self._producer = producer
         self.store = self._core.store
 
     send_or_keep = blocking(AsyncOutbox.send_or_keep)

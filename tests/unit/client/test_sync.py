@@ -586,6 +586,69 @@ def test_a_forked_child_ends_as_it_wants_to(fake: Fake) -> None:
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
+def ended(fake: Fake, count: int) -> None:
+    """Wait until no client is left, and so many have told the broker that they leave."""
+    end_s = time.monotonic() + 120
+    while LoopThread._shared is not None:
+        assert time.monotonic() < end_s, f"{LoopThread._shared._users} clients are open"
+        gc.collect()
+        time.sleep(0.01)
+    assert fake.broker.requests[RequestCode.UNREGISTER_CLIENT] == count
+
+
+@pytest.mark.shows("a synchronous client without a listener closes once nothing refers to it")
+def test_clients_that_nothing_refers_to_close(fake: Fake) -> None:
+    before = threading.active_count()
+    producer = Producer(fake.namesrv, "pg", linger_ms=1000)
+    producer.start()
+    called = threading.Event()
+    sent = [producer.send_future("u", b"%d" % i) for i in range(100)]
+    sent[-1].add_done_callback(lambda future: called.set())
+    del producer
+    assert [future.result(120).queue_offset for future in sent] == list(range(100))
+    assert called.wait(120)
+    admin, simple = Admin(fake.namesrv), SimpleConsumer(fake.namesrv, "simple")
+    simple.subscribe("u")
+    for client in (admin, simple):
+        client.start()
+    del admin, simple, client
+    ended(fake, 1)
+    consumer = PullConsumer(fake.namesrv, "g", consume_from="first")
+    consumer.subscribe("u")
+    consumer.start()
+    read = [consumer.poll(60_000, count_max=10) for _ in range(2)]
+    del consumer
+    ended(fake, 2)
+    # As where it is left by an error, nobody knows whether what it read last is done.
+    assert fake.broker.offsets["g", "u", 0] == len(read[0]) == 10
+    until_ended = time.monotonic() + 120
+    while threading.active_count() > before:
+        assert time.monotonic() < until_ended
+        time.sleep(0.01)
+
+
+@pytest.mark.shows("a synchronous client without a listener closes once nothing refers to it")
+def test_a_listener_goes_on_where_nothing_else_refers_to_its_consumer(fake: Fake) -> None:
+    arrived = threading.Event()
+    cores: list[AsyncPushConsumer] = []
+
+    def begin() -> None:
+        consumer = PushConsumer(fake.namesrv, "g", consume_from="first")
+        consumer.subscribe("u")
+        consumer.listen(lambda message: arrived.set())
+        consumer.start()
+        cores.append(consumer._core)
+
+    begin()
+    gc.collect()
+    fake.broker.put("u", 0, b"x")
+    assert arrived.wait(120)
+    thread = LoopThread._shared
+    assert thread is not None
+    thread.call(cores[0].close())
+    thread.release()
+
+
 def test_a_script_that_forgets_to_close_ends(fake: Fake) -> None:
     code = (
         "from rocketspark import Producer, PushConsumer\n"
