@@ -25,6 +25,7 @@ from rocketspark.faststream.message import (
 )
 from rocketspark.faststream.response import RocketPublishCommand, RocketResponse, at_ms
 from rocketspark.model import Message, ReceivedMessage
+from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import properties
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class RocketProducer(ProducerProto[RocketPublishCommand]):
         return await self.client.send(message, timeout_ms=_ms(cmd.timeout))
 
     async def _reply(self, request: ReceivedMessage, message: Message) -> SendResult | None:
-        ttl_ms = request.properties.get(properties.TTL, "")
-        if ttl_ms.isdecimal() and request.born_time_ms + int(ttl_ms) < time.time() * 1000:
+        ttl_ms = whole_number(request.properties.get(properties.TTL))
+        if ttl_ms is not None and request.born_time_ms + ttl_ms < time.time() * 1000:
             log.info("no reply is sent to request %s: nobody waits for it any more", request.message_id)
             return None
         try:

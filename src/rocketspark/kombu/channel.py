@@ -31,6 +31,7 @@ from rocketspark.kombu.options import Settings
 from rocketspark.kombu.reader import Read, Reader
 from rocketspark.kombu.source import Popped, Source
 from rocketspark.model import ReceivedMessage
+from rocketspark.model.text import whole_number
 
 # Brokers take timer messages for up to 3 days; a worker waits for what is left.
 TIMER_MS_MAX = 70 * 3600 * 1000
@@ -415,10 +416,8 @@ def _may_be_key(name: str) -> bool:
 
 def _is_expired(message: ReceivedMessage, payload: dict[str, Any]) -> bool:
     """Tell whether a message's time to live is over."""
-    expiration = payload["properties"].get("expiration")
-    if not str(expiration or "").isdecimal():
-        return False
-    return time.time() * 1000 > message.born_time_ms + int(expiration)
+    life_ms = whole_number(str(payload["properties"].get("expiration")))
+    return life_ms is not None and time.time() * 1000 > message.born_time_ms + life_ms
 
 
 def _due_ms(message: Any) -> int | None:
