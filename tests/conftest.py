@@ -21,7 +21,7 @@ from tests.support.processor_time import Costs
 from rocketspark.model.limited_log import LimitedLog
 
 MARKED_FOLDERS = ("java", "spark")
-UNITS_OF_SPARK = ("tests/unit/spark/", "tests/unit/tables/")
+UNITS_OF_SPARK = "tests/unit/spark/"
 
 _logs: weakref.WeakSet[LimitedLog] = weakref.WeakSet()
 _make_log = LimitedLog.__init__

@@ -33,7 +33,7 @@ def bodies(server: Server, topic: str) -> list[bytes]:
 
 
 @pytest.mark.shows("a topic that a Java broker deleted, or made anew, on a store of ours stays so")
-@pytest.mark.parametrize("old", [OLD, 20])
+@pytest.mark.parametrize("old", [OLD, pytest.param(20, marks=pytest.mark.soak)])
 def test_they_stay_so(namesrv: ApacheNamesrv, tmp_path: Path, old: int) -> None:
     config: dict[str, Any] = SMALL_FILES
     with starting(namesrv, tmp_path, config) as start:

@@ -89,6 +89,7 @@ def send(scene: Commands, topic: str, *ids: int) -> None:
             producer.send(Message(topic=topic, body=json.dumps({"id": number, "price": 2}).encode(), keys=f"k{number}"))
 
 
+@pytest.mark.soak
 def test_sql(scene: Commands, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN)
     made = scene.job.ask(do="sql", sql="CREATE TABLE delta.`s3a://lake/shops` USING delta AS SELECT 1 AS shop")

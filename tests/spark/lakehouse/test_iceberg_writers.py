@@ -83,6 +83,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         assert PASSWORD not in (folder / "log").read_text(errors="replace")
 
 
+@pytest.mark.soak
 def test_an_archive_waits_for_a_catalog_that_restarts(scene: Scene, tmp_path: Path) -> None:
     topic, where = "restarts", {"place": str(tmp_path / "lake")}
     away = f"the catalog jdbc:postgresql://127.0.0.1:{scene.database.port}/postgres does not answer: see that the"
@@ -136,6 +137,7 @@ def test_the_second_of_two_writers_ends_and_doubles_nothing(scene: Scene, tmp_pa
     scene.whole(topic, 15, **where)
 
 
+@pytest.mark.soak
 def test_a_writer_that_idled_while_its_number_expired_doubles_nothing(scene: Scene, tmp_path: Path) -> None:
     topic, where = "idle", {"place": str(tmp_path / "lake")}
     scene.send(topic, 10)
@@ -188,6 +190,7 @@ def test_staging_that_others_switched_off_is_set_again(scene: Scene, tmp_path: P
     scene.whole(topic, 30, **where)
 
 
+@pytest.mark.soak
 def test_rows_that_were_taken_back_meanwhile_are_archived_again(scene: Scene, tmp_path: Path) -> None:
     topic, where = "taken-back", {"place": str(tmp_path / "lake")}
     scene.send(topic, 10)
@@ -223,6 +226,7 @@ def test_rows_taken_back_just_before_a_commit_counts_come_before_its_own(scene: 
     scene.whole(topic, 18, **where)
 
 
+@pytest.mark.soak
 def test_a_writer_who_stands_while_all_commits_expire_doubles_nothing(scene: Scene, tmp_path: Path) -> None:
     topic, where = "all-expired", {"place": str(tmp_path / "lake")}
 

@@ -34,6 +34,8 @@ pytestmark = [
 ]
 
 FORMATS = ("delta", "iceberg")
+# Each takes minutes: the other format runs in `make soak`.
+ONE_NOW = (pytest.param("delta", marks=pytest.mark.soak), "iceberg")
 
 
 class Scene:
@@ -151,7 +153,7 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     "Delta and Iceberg on s3a:// behind a store that refuses, cuts and errs by plan, driver killed in the "
     "middle of a request",
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ONE_NOW)
 def test_a_topic_through_a_table_on_s3a_that_fails_by_plan(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"s3a-{table_format}", f"s3a-{table_format}-again"
     where = {"place": f"s3a://lake/{table_format}"}
@@ -234,7 +236,7 @@ DAMAGES: dict[str, list[Damage]] = {
     "Delta's log that is unreadable, empty, cut off at a line (the last 20) or gone between others; Iceberg's "
     "metadata, manifest lists and manifests that are gone, empty or cut off; a catalog that is gone"
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ONE_NOW)
 def test_a_damaged_table_is_told_in_a_line_and_left_alone(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"damaged-{table_format}"
     where = {"place": str(tmp_path / "table")}

@@ -26,10 +26,7 @@ from rocketspark.spark.pipelines.options import DedupeOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.testing import Cluster
 
-pytestmark = [
-    pytest.mark.every_spark,
-    pytest.mark.shows("`dedupe`: each key once within a while, over restarts"),
-]
+pytestmark = pytest.mark.shows("`dedupe`: each key once within a while, over restarts")
 
 
 def send(producer: Producer, topic: str, *messages: tuple[str, list[str]]) -> None:

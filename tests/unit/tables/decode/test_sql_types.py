@@ -15,7 +15,10 @@ from rocketspark.spark.spark_features import arrow_schema
 from rocketspark.tables.decode import sql_types
 from rocketspark.tables.decode.json_bodies import of_ddl, quoted
 
-pytestmark = pytest.mark.shows("decoding needs no Spark: its types are written and turned into Arrow as Spark's are")
+pytestmark = [
+    pytest.mark.every_spark,
+    pytest.mark.shows("decoding needs no Spark: its types are written and turned into Arrow as Spark's are"),
+]
 
 LEAVES: list[spark.DataType] = [
     *(spark.BooleanType(), spark.ByteType(), spark.ShortType(), spark.IntegerType(), spark.LongType()),
