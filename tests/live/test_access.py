@@ -338,6 +338,10 @@ def test_a_switch_without_tables_refuses_everybody(tmp_path: Path) -> None:
             found_all = await play(server.address, asked)
             text = "An system error occurred, please try again later."
             assert [(r.answer, r.remark) for r in found_all] == [(1, text)] * 3
+        # Who asks for signatures alone needs users, and no rules.
+        alone = {"authorizationEnabled": "false", "authorizationMetadataProvider": ""}
+        async with started(tmp_path / "c", **alone) as server:
+            assert [r.answer for r in await play(server.address, [row(ADMIN, 28), row("", 28)])] == [0, 16]
 
     run(main())
 

@@ -63,7 +63,6 @@ class StateFile:
         except BaseException:
             self._lock.release()
             raise
-        config_files.remove_leftovers(self._folder)
         if any(name.startswith("dledger-") for name in os.listdir(self._folder)):
             log.warning("%s holds the log of Apache's controllers, too: it is not read", self._folder)
         return sets

@@ -203,7 +203,7 @@ class Access:
 
     def look(self) -> None:
         """Read the files of access control 1.0 again if they changed; called every second."""
-        if self.plain is not None and (self._looking is None or self._looking.done()):
+        if self.plain is not None:
             self._looking = asyncio.ensure_future(self.plain.look())
 
     def _control(self, gate: BrokerGate) -> AccessControl:

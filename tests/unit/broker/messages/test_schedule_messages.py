@@ -150,3 +150,20 @@ def test_messages_that_were_not_parked_do_not_count(tmp_path: Path, monkeypatch:
     assert rig.delivered() == Counter({"K direct": 1, "K 0": 1})
     assert rig.delays._delivered is None
     rig.store.close()
+
+
+def test_an_offset_beyond_the_end_passes_over_nothing_that_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a log that lost its end: what is parked then takes the places of what is gone."""
+    now_ms = [NOW]
+    monkeypatch.setattr(put_message_module, "machine", like(machine, time=lambda: now_ms[0] / 1000))
+    monkeypatch.setattr(delays_module, "now_ms", lambda: now_ms[0])
+    rig = Rig(tmp_path, now_ms)
+    rig.delays._offsets[1] = 5
+    rig.work()
+    rig.park("K", 1)
+    now_ms[0] += 1000
+    rig.work()
+    assert rig.delivered() == Counter({"K 0": 1})
+    rig.store.close()

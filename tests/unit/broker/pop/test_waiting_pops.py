@@ -241,6 +241,21 @@ def test_one_that_fails_hurts_no_other() -> None:
     asyncio.run(main())
 
 
+def test_one_that_goes_on_by_itself_is_tried_alone() -> None:
+    async def main() -> None:
+        rig = Rig()
+        rig.wait(1)
+        waiter = rig.wait(2)
+        # Nobody tells of it: what kept the second one was its filter, say.
+        rig.queues[0] = 1
+        rig.waiting.again(waiter)
+        await turns()
+        assert (rig.given, rig.tries) == ([(2, "message")], 1)
+        rig.waiting.drop_owner("o")
+
+    asyncio.run(main())
+
+
 def test_whose_time_is_over_is_told_once() -> None:
     async def main() -> None:
         rig = Rig()

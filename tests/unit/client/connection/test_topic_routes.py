@@ -116,6 +116,7 @@ async def test_what_is_known_stays_in_use_without_nameservers() -> None:
         await routes.refresh_all()
         assert len(await routes.find_write_queues("t", refresh=True)) == 2
         assert routes.master("broker-a") == fake.broker.address
+        assert await routes.find_readable(MessageQueue("t", "broker-a", 0)) == fake.broker.address
         await routes.close()
 
 

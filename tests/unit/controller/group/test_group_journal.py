@@ -95,3 +95,25 @@ def test_one_that_cannot_write_its_first_words_tries_again(tmp_path: Path, monke
         assert log.standing == FOUNDING
 
     asyncio.run(main())
+
+
+def test_while_the_others_are_silent_they_are_asked_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def silent(name: str) -> None:
+        asked.append(name)
+
+    async def main() -> None:
+        journal = GroupJournal(str(tmp_path), "g", MEMBERS[0], MEMBERS, hooks=None, tls=None)
+        monkeypatch.setattr(group_journal, "ASK_S", 3600.0)
+        monkeypatch.setattr(journal, "_ask_hello", silent)
+        journal.open()
+        journal.begin()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await journal.close()
+
+    asyncio.run(main())
+    assert len(asked) == 1

@@ -327,6 +327,7 @@ def test_order_holds_and_an_attempt_is_repeated(world: World) -> None:
         ({"invisible_ms": 99}, Code.ILLEGAL_INVISIBLE_TIME),
         ({"invisible_ms": -(10**13)}, Code.ILLEGAL_INVISIBLE_TIME),
         ({"invisible_ms": 10**13}, Code.ILLEGAL_INVISIBLE_TIME),
+        ({"invisible_ms": 43_200_000, "polling_ms": 200}, Code.MESSAGE_NOT_FOUND),
         ({"expression": "a ==", "kind": SQL}, Code.ILLEGAL_FILTER_EXPRESSION),
         ({"expression": "", "kind": SQL}, Code.ILLEGAL_FILTER_EXPRESSION),
         ({"expression": "||"}, Code.ILLEGAL_FILTER_EXPRESSION),

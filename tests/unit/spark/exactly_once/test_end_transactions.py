@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +153,33 @@ def test_a_master_of_the_other_kind_is_asked_how_it_ends() -> None:
 
 
 OFFSETS = np.array([5, 6, 9], np.int64)
+
+
+def test_what_arrived_is_told_apart_once_the_queues_hold_the_whole_log() -> None:
+    """A broker that ends as often as it is told would deliver again what is taken for missing."""
+    ends = [("9", "4"), ("9", "0"), ("12", "3")]
+
+    async def runtime(anchor: MessageQueue) -> dict[str, str]:
+        return dict(zip(("commitLogMaxOffset", "dispatchBehindBytes"), ends.pop(0), strict=True))
+
+    async def bounds(queue: MessageQueue) -> tuple[int, int]:
+        return 0, 2
+
+    async def read(queue: MessageQueue, first: int, end: int, **_: Any) -> AsyncIterator[Any]:
+        assert ends == []
+        for position, outcome in ((500, sysflags.TRANSACTION_COMMIT), (600, 0)):
+            yield SimpleNamespace(prepared_position=position, sys_flag=outcome)
+
+    async def guard() -> None:
+        pass
+
+    log: Any = SimpleNamespace(bounds=bounds, read=read)
+    options = parse_write({"namesrv": "127.0.0.1:1", "topic": "t"})
+    made = EndTransactions(log, options, [("t", "b", 0, 0)], fresh=False, guard=guard)
+    made._abilities.runtime = runtime  # type: ignore[method-assign]
+    head = HandleHead("attempt", 0, 3, "Q", 7, False, (("t", "b", 0),))
+    manifest = HandleManifest(head, np.zeros(3, np.int32), OFFSETS, OFFSETS * 100)
+    assert asyncio.run(made._missing("b", manifest, np.arange(3))).tolist() == [1, 2]
 
 
 def asked(code: int, body: bytes) -> list[int]:

@@ -1,14 +1,25 @@
-"""What a slave decides about who has the lowest id, how it comes back, what leaves it and where to: all of it pure."""
+"""What a slave decides about who has the lowest id, how it comes back, what leaves it and where to."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.broker.consumers.rebalance_locks import agreed, quorum
+from rocketspark.broker.replication.acting import escape
 from rocketspark.broker.replication.acting.acting_master import Course, Lowest, course, lowest
-from rocketspark.broker.replication.acting.escape import EscapeQueue, chosen, escape_queues, inner_group, outgoing
+from rocketspark.broker.replication.acting.escape import (
+    EscapeBridge,
+    EscapeQueue,
+    chosen,
+    escape_queues,
+    inner_group,
+    outgoing,
+)
 from rocketspark.broker.replication.acting.way_back import Preparation, ReturnPlan, must_prepare, return_plan
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ServerError
@@ -150,6 +161,24 @@ def test_messages_leave_to_writable_queues_of_other_masters() -> None:
     assert found == [EscapeQueue("b", "h:6", 0), EscapeQueue("b", "h:6", 1), EscapeQueue("z", "h:4", 0)]
     assert [chosen(found, turn) for turn in range(4)] == [*found, found[0]]
     assert chosen([], 3) is None
+
+
+def test_a_bridge_is_drained_once_all_that_it_sent_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(escape, "DRAIN_STEP_S", 9.0)
+
+    async def main() -> None:
+        nothing: Any = None
+        bridge = EscapeBridge(nothing, nothing, nothing)
+        answered = asyncio.Event()
+        bridge._sends[nothing] = asyncio.ensure_future(answered.wait())
+        draining = asyncio.ensure_future(bridge.drain())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (draining.done(), bridge.is_open) == (False, False)
+        answered.set()
+        await draining
+
+    asyncio.run(main())
 
 
 @pytest.mark.shows("locks with `lockInStrictMode`")
