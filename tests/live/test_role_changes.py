@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.support import connected, create, run, send, sent, settings, until
+from tests.live.support import connected, create, pulled, run, send, sent, settings, until
 from tests.live.test_controller_mode import group
-from tests.live.test_unconfirmed import SLOW, pair
+from tests.live.test_unconfirmed import SLOW, deaf, pair
 
 from rocketspark.broker.replication.link.ha_listener import HaListener
 from rocketspark.broker.replication.role import Role
@@ -169,20 +169,38 @@ class BrokenDisk(OsFiles):
 
 
 @pytest.mark.shows("a master whose disk fails in a flush gives way to a slave in sync")
-def test_a_master_whose_flush_failed_gives_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_ack", [True, False], ids=["all", "one"])
+def test_a_master_whose_flush_failed_gives_way_to_one_that_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_ack: bool
+) -> None:
+    """With `allAckInSyncStateSet=false` a slave in sync may lack what was acknowledged; it copies that first."""
+
     async def main() -> None:
-        async with group(tmp_path, **SLOW) as g:
+        async with group(tmp_path, all_ack_in_sync_set=all_ack, **SLOW) as g:
             first, second = await pair(g)
             async with connected(first.address) as peer:
                 await create(peer)
                 assert await sent(peer, b"before") == 0
             await g.in_sync(2)
-            first.store.log.files = BrokenDisk()
-            with pytest.raises(StoreUnwritable):
-                first.store.log.flush()
+            await until(lambda: second.store.written_position == first.store.written_position)
+            controlled, looks = first.replication.controlled, list[None]()
+            check = controlled.check
+            monkeypatch.setattr(controlled, "check", lambda: looks.append(check()))
+            with deaf(second):
+                async with connected(first.address) as peer:
+                    kept = [] if all_ack else [b"lacked"]
+                    assert [await sent(peer, body) for body in kept] == [1][: len(kept)]
+                first.store.log.files = BrokenDisk()
+                with pytest.raises(StoreUnwritable):
+                    first.store.log.flush()
+                looks.clear()
+                if kept:
+                    await until(lambda: len(looks) > 3)
+                    assert second.role.kind is Role.SLAVE
             await until(lambda: second.role.kind is Role.MASTER)
             async with connected(second.address) as peer:
-                assert await sent(peer, b"after") == 1
+                assert await sent(peer, b"after") == 1 + len(kept)
+                assert [m.body for m in await pulled(peer)] == [b"before", *kept, b"after"]
             await until(lambda: first.role.kind is Role.SLAVE)
             await g.brokers.pop(1).kill()
 

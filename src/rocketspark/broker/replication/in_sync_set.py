@@ -300,6 +300,12 @@ class InSyncReplicas:
         if alone or self.confirmed > before:
             self._long_polling.confirmed(everything=alone or self.confirmed >= end)
 
+    def is_held_by_others(self) -> bool:
+        """Tell whether all others of the set hold the whole log."""
+        end = self._store.written_position
+        holding = {c.link.replica_id for c in self._listener.connections if c.is_open and c.link.acked >= end}
+        return self.set.all_members - {self.set.own_id} <= holding
+
     # -- asking the controller ------------------------------------------------------------------------------------
 
     def _ask_soon(self) -> None:

@@ -194,6 +194,7 @@ class ReplicasManager:
         self._changing = asyncio.Lock()
         controlled.in_sync.doubted = self._look_now.set
         self._unfit_until_s = 0.0
+        self._handed_over = False
         # While this log may lack some: the epoch of the master that it follows, and up to where that one's log went.
         self._to_copy: tuple[int, int] | None = None
 
@@ -569,9 +570,16 @@ class ReplicasManager:
 
     async def _check(self) -> None:
         self._controlled.check()
-        if self._store.log.failed is not None and self._role.is_master and self._controlled.others_in_sync():
-            # It takes nothing more before its disk is mended and it is started again.
-            await self._gives_way("a flush of the log failed")
+        others = self._controlled.others_in_sync()
+        if self._store.log.failed is None or not self._role.is_master or not others:
+            return
+        # It takes nothing more before its disk is mended and it is started again; what one of them lacks still comes.
+        if not self._controlled.in_sync.is_held_by_others() or await self._gives_way("a flush of the log failed"):
+            return
+        if not self._handed_over:
+            # RocketMQ's controllers keep a master that lives, unless another one is named.
+            self._handed_over = True
+            await self.hand_over(others)
 
     async def hand_over(self, members: Iterable[int]) -> bool:
         """Have one of these members of the in-sync set elected, before this master leaves; False if none could be."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketspark.broker.replication.broker_identity import BrokerIdentity
-from rocketspark.broker.replication.controller_client import AcceptedSet, Master, SetState
+from rocketspark.broker.replication.controller_client import AcceptedSet, Elected, Master, SetState
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas
 from rocketspark.broker.replication.replicas_manager import ControlledRole, ReplicasManager, RoleDriver
 from rocketspark.broker.replication.role import BrokerRole, Role
@@ -426,5 +426,41 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
         assert broker.manager._heartbeat().may_lack
         log.failed = None
         assert broker.manager._heartbeat().may_lack is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.shows("a master whose disk fails in a flush has RocketMQ's controller elect a slave in sync, once")
+def test_a_controller_that_keeps_a_living_master_is_told_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    class Apache(FakeController):
+        async def elect(
+            self, cluster: str, name: str, broker_id: int, *, designate: bool = False, may_lack: bool = False
+        ) -> Elected:
+            asked.append((broker_id, designate))
+            chosen = broker_id if designate else 1
+            return Elected(Master(chosen, f"127.0.0.1:{chosen}", 1 + designate, 2), frozenset({chosen}), designate)
+
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        controller: Any = Apache({})
+        broker.manager._controller = controller
+        slave: Any = SimpleNamespace(is_open=True, link=SimpleNamespace(replica_id=2, acked=0))
+        monkeypatch.setattr(broker.controlled, "check", lambda: None)
+        await told(broker, Election(1, 1))
+        await broker.manager._check()
+        broker.store.log.failed = StoreUnwritable("a flush failed")
+        await broker.manager._check()
+        assert not asked  # The slave is not connected.
+        broker.controlled.in_sync._listener.connections.append(slave)
+        await broker.manager._check()
+        assert asked == [(1, False), (2, True)]
+        assert broker.office == [(Role.MASTER, 1), (Role.SLAVE, 2)]
+        await told(broker, Election(1, 3))
+        await broker.manager._check()
+        assert asked[2:] == [(1, False)]
 
     asyncio.run(main())
