@@ -207,11 +207,17 @@ def elected(
     found = _best(s, s.in_sync, live, designated, zones)
     if found is None:
         found = _best(s, s.heirs, live, designated, zones)
-    return _best(s, s.replicas, live, designated) if found is None and unclean else found
+    return _best(s, s.replicas, live, designated, by_log=True) if found is None and unclean else found
 
 
 def _best(
-    s: ReplicaSet, among: Iterable[int], live: Lives, designated: int | None, zones: Sequence[str] = ()
+    s: ReplicaSet,
+    among: Iterable[int],
+    live: Lives,
+    designated: int | None,
+    zones: Sequence[str] = (),
+    *,
+    by_log: bool = False,
 ) -> int | None:
     where = s.cluster, s.broker_name
     living = sorted(i for i in among if (live.may_live if i == s.master else live.alive)(*where, i))
@@ -220,8 +226,11 @@ def _best(
     if designated is not None:
         return designated if designated in living else None
 
-    def reach(broker_id: int) -> tuple[bool, int, int, int, int]:
+    def reach(broker_id: int) -> tuple[int, ...]:
         end = live.log_end(*where, broker_id)
+        if by_log:
+            # What only the longer log has would be cut off, whatever that one may lack.
+            return end.epoch, end.offset, not end.may_lack, -end.priority
         behind = zones.index(end.zone) if end.zone in zones else len(zones)
         return not end.may_lack, -behind, end.epoch, end.offset, -end.priority
 

@@ -209,7 +209,8 @@ def expected(s: ReplicaSet, state: Controlled, asking: int | None, designate: bo
     """Who is elected, by the rules as they stand in RocketMQ's documents."""
     if s.set_epoch == 0 and asking is not None:
         return asking
-    for group in [s.in_sync, s.heirs] + ([tuple(s.replicas)] if unclean else []):
+    groups = [s.in_sync, s.heirs] + ([tuple(s.replicas)] if unclean else [])
+    for at, group in enumerate(groups):
         may = {i for i in group if i in state.lives.living or (i == s.master and i in state.lives.unheard)}
         if designate and asking is not None:
             if asking in may:
@@ -218,9 +219,14 @@ def expected(s: ReplicaSet, state: Controlled, asking: int | None, designate: bo
             return s.master
         elif may:
             ends = [(state.lives.ends.get(i, LogEnd()), i) for i in may]
-            return sorted(
-                ends, key=lambda each: (each[0].may_lack, -each[0].epoch, -each[0].offset, each[0].priority, each[1])
-            )[0][1]
+            # Of those that were not in sync the longest log is elected, whatever it may lack.
+            ends.sort(key=lambda each: (each[0].priority, each[1]))
+            if at < 2:
+                ends.sort(key=lambda each: (-each[0].epoch, -each[0].offset))
+            ends.sort(key=lambda each: each[0].may_lack)
+            if at == 2:
+                ends.sort(key=lambda each: (-each[0].epoch, -each[0].offset))
+            return ends[0][1]
     return None
 
 

@@ -153,6 +153,15 @@ def test_an_unclean_election_takes_whoever_lives() -> None:
     assert state.set.in_sync == (3,)
 
 
+def test_an_unclean_election_takes_the_longest_log_though_its_disk_is_full() -> None:
+    """Nobody in sync lives: what only the longer log has would be cut off, and a disk can be given room."""
+    state = three_in_sync()
+    assert state.alter(1, 1, [1], 2).code == 0
+    state.unclean, state.lives.living = True, {2, 3}
+    state.lives.ends = {2: LogEnd(1, 5), 3: LogEnd(1, 7, may_lack=True)}
+    assert elected(state.elect(2)).master_broker_id == 3
+
+
 def test_the_first_master_is_a_registered_broker() -> None:
     state = Controlled()
     assert state.elect(1).code == 2010
