@@ -1,7 +1,7 @@
 """Locks of queues at the broker, so that only one member of a group reads them in order.
 
 Rule: a member counts on a lock for 30 s after the broker last confirmed it; the broker forgets it after 60 s
-(RebalanceLockManager, 5.x).
+(RebalanceLockManager, 5.x). Whoever did not count on it for a while looks how far the group is before it goes on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from rocketspark import machine
 from rocketspark.client.callbacks import every
@@ -27,8 +27,9 @@ RENEW_S = 20.0
 class QueueLocks:
     """The locks of one member.
 
-    `changed` is called with each queue that is locked or locked again. `wanted`: the queues that were asked for and
-    not given up since.
+    `changed` is called with each queue that is locked or locked again; before, `regained` with one that another member
+    may have had meanwhile: if it raises RocketSparkError the queue does not count as locked yet. `wanted`: the queues
+    that were asked for and not given up since.
     """
 
     def __init__(self, instance: Instance, group: str, *, renew_s: float = RENEW_S, life_s: float = LIFE_S) -> None:
@@ -42,12 +43,15 @@ class QueueLocks:
         self.wanted: set[MessageQueue] = set()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.changed: Callable[[MessageQueue], None] = lambda queue: None
+        self.regained: Callable[[MessageQueue], Awaitable[None]] = _nothing
         self._moved: set[str] = set()
         self._told = asyncio.Event()
 
     def holds(self, queue: MessageQueue) -> bool:
         """Tell whether the queue is locked, so that it may be read in order now."""
-        return self._until_s.get(queue, 0) > machine.monotonic()
+        # By the time of day too: where the machine sleeps, the clock that is never set may stand still.
+        since_ms = machine.time() * 1000 - self.locked_ms(queue)
+        return self._until_s.get(queue, 0) > machine.monotonic() and since_ms < self._life_s * 1000
 
     def locked_ms(self, queue: MessageQueue) -> int:
         """Return when the queue's lock was last confirmed, in ms since 1970; 0 if never."""
@@ -69,7 +73,7 @@ class QueueLocks:
         return locked
 
     async def _ask(self, queues: list[MessageQueue]) -> set[MessageQueue]:
-        asked_s = machine.monotonic()
+        asked_s, asked_ms = machine.monotonic(), int(machine.time() * 1000)
         try:
             peer = await self._instance.master_of(queues[0])
             got = await client_api.lock(peer, self._group, self._instance.client_id, queues)
@@ -79,9 +83,16 @@ class QueueLocks:
             )
             return set()
         for queue in queues:
+            if queue in got and queue in self._locked_ms and not self.holds(queue):
+                try:
+                    await self.regained(queue)
+                except RocketSparkError as e:
+                    log.info("group %s: how far %s was read is not known: %s", self._group, queue, e)
+                    got.discard(queue)
+        for queue in queues:
             if queue in got:
                 self._until_s[queue] = asked_s + self._life_s
-                self._locked_ms[queue] = int(machine.time() * 1000)
+                self._locked_ms[queue] = asked_ms
                 self.changed(queue)
             else:
                 self._until_s.pop(queue, None)
@@ -129,3 +140,7 @@ class QueueLocks:
         for queue in queues:
             found[self._instance.routes.leader(queue)].append(queue)
         return found
+
+
+async def _nothing(queue: MessageQueue) -> None:
+    """Do nothing."""

@@ -133,6 +133,8 @@ class Rebalance:
             to_commit=calls.to_commit,
         )
         self.locks = locks
+        if locks is not None:
+            locks.regained = self._catch_up
         self.assignment: Assignment | None = None
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._resets = Tasks()
@@ -568,6 +570,29 @@ class Rebalance:
                         self._begin(queue, offsets[queue])
             log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
 
+    async def _catch_up(self, queue: MessageQueue) -> None:
+        """Begin a queue anew whose lock another member may have had, if the group is further by now. Raises
+        RocketSparkError.
+        """
+        puller = self.pullers.get(queue)
+        if puller is None or not self.reads(queue):
+            return
+        committed = await self.offsets.store.committed(queue)
+        if committed is not None and committed > puller.process_queue.lowest and self.reads(queue):
+            log.info("group %s: others read %s up to offset %d meanwhile", self.group, queue, committed)
+            puller.drop()
+            puller.reset_to = committed
+            # A call of the listener that runs may take long.
+            self._resets.begin(self._begin_anew(puller))
+
+    async def _begin_anew(self, puller: Puller) -> None:
+        async with self._one_reset:
+            if self._calls.settled is not None:
+                await self._calls.settled(puller)
+            if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
+                assert puller.reset_to is not None
+                self._begin(puller.queue, puller.reset_to)
+
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
@@ -579,4 +604,8 @@ class Rebalance:
         `oneway`: without waiting for replies. `strict`: a failure is raised; else it is tried again with the next
         commit.
         """
-        await self.offsets.commit(list(self.pullers.values()), oneway=oneway, strict=strict)
+        pullers = list(self.pullers.values())
+        if oneway and self.locks is not None:
+            # Who lost a lock would set back what the next one committed.
+            pullers = [puller for puller in pullers if self.locks.holds(puller.queue)]
+        await self.offsets.commit(pullers, oneway=oneway, strict=strict)
