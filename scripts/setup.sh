@@ -125,7 +125,8 @@ setup_spark() {  # X.Y or X.Y.Z
   fi
   say "Installing $wanted and RocketSpark into $place (some 450 MB; a few minutes)"
   # As a constraint it holds for pyspark with extras too, of which pip would fetch each newer version to look at it.
-  "$place/bin/python" -m pip install -q --disable-pip-version-check -e ".[$parts]" "$wanted" -c <(echo "$wanted") >&2 ||
+  echo "$wanted" > "$place/constraint"
+  "$place/bin/python" -m pip install -q --disable-pip-version-check -e ".[$parts]" -c "$place/constraint" "$wanted" >&2 ||
     stop "installing PySpark $1 failed, see above: the package index has to be reached once." \
          "Once the cause is gone, run make again."
   printf '%s\n' "$key" > "$place/made-from"
