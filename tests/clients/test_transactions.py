@@ -11,9 +11,12 @@ import pytest
 from tests.clients.scene import Inbox, Scene
 from tests.java.mqadmin import until
 
+from rocketspark.admin.operations import Admin
 from rocketspark.client import (
     AsyncTransactionProducer,
     PushConsumer,
+    RowsTransaction,
+    RowsTransactionResult,
     Transaction,
     TransactionProducer,
     TransactionState,
@@ -26,6 +29,10 @@ pytestmark = pytest.mark.shows("transactions: commit, rollback, unknown, check-b
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
 
+# For a machine that is busy with other things.
+PATIENT: dict[str, Any] = {"send_timeout_ms": 60_000}
+
+
 class Bank:
     """A listener that does as the argument says, and commits what it is asked about if `settled` has it."""
 
@@ -34,6 +41,8 @@ class Bank:
         self.begun: list[tuple[str, Any, int]] = []
         self.asked: list[ReceivedMessage] = []
         self.ids: dict[bytes, str] = {}
+        self.look: Any = lambda topic: None
+        self.seen: Any = None
 
     def execute(self, message: Message, transaction: Transaction) -> TransactionState:
         self.begun.append((message.body.decode(), transaction.argument, threading.get_ident()))
@@ -42,9 +51,16 @@ class Bank:
             raise transaction.argument
         return transaction.argument
 
+    def execute_many(self, transaction: RowsTransaction) -> TransactionState:
+        self.seen = self.look(transaction.topic)
+        state, is_settled = transaction.argument
+        if is_settled:
+            self.settled.add(transaction.id)
+        return state
+
     def check(self, message: ReceivedMessage) -> TransactionState:
         self.asked.append(message)
-        return COMMIT if message.body.decode() in self.settled else ROLLBACK
+        return COMMIT if {message.body.decode(), message.transaction_id} & self.settled else ROLLBACK
 
 
 def ended_late(scene: Scene, *names: str) -> set[str]:
@@ -145,6 +161,53 @@ def test_coroutines_and_fields(scene: Scene) -> None:
     asyncio.run(run())
     (found,) = scene.stored(1)
     assert (found.body, found.properties["p"], found.flag) == (b"x" * 9000, "q", 7)
+
+
+@pytest.mark.shows("rows in a transaction, on both servers: half messages in batches on ours, one by one on RocketMQ's")
+def test_rows_end_together(scene: Scene) -> None:
+    count = 3000
+    bodies = [b"%d" % row for row in range(count)]
+    keys = [f"k{row % 5}" for row in range(count)]
+    bank = Bank()
+    with (
+        Admin(scene.namesrv) as operations,
+        TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=bank, **PATIENT) as producer,
+    ):
+        bank.look = lambda topic: [each.max_offset for each in operations.topic_stats(topic).queues]
+
+        def send(name: str, state: TransactionState) -> RowsTransactionResult:
+            result = producer.send_many_in_transaction(
+                *(scene.topic, bodies), sharding_keys=keys, keys=name, argument=(state, False), check_after_s=90
+            )
+            assert (result.state, result.error, result.sent.errors) == (state, None, [None] * count)
+            # Nobody saw a row while the local transaction ran.
+            assert set(bank.seen) <= {0}
+            largest = max(each.end - each.at for each in result.sent.outcomes)
+            assert (largest > 1) == (scene.cluster.name != "apache")
+            return result
+
+        send("dropped", ROLLBACK)
+        kept = send("kept", COMMIT)
+        found = scene.stored(count)
+        assert {m.message_id: m.body for m in found} == dict(zip(kept.sent.message_ids, bodies, strict=True))
+        assert {m.keys for m in found} == {("kept",)}
+        assert len({m.transaction_id for m in found}) == 1
+        for queue in {m.queue for m in found}:
+            rows = [int(m.body) for m in found if m.queue == queue]
+            assert rows == sorted(rows)
+        assert bank.asked == []
+
+
+@pytest.mark.shows("rows in a transaction whose end was not told are asked about one by one, and each comes once")
+def test_rows_that_ended_unknown_are_asked_about(scene: Scene) -> None:
+    bank = Bank()
+    with TransactionProducer(scene.namesrv, f"p-{scene.group}", listener=bank, **PATIENT) as producer:
+        kept, dropped = (
+            producer.send_many_in_transaction(scene.topic, [b"a", b"b"], argument=(UNKNOWN, is_settled))
+            for is_settled in (True, False)
+        )
+        assert sorted(m.message_id for m in scene.stored(2)) == kept.sent.message_ids
+        until(lambda: {m.message_id for m in bank.asked} == {*kept.sent.message_ids, *dropped.sent.message_ids})
 
 
 def test_a_listener_needs_both_methods() -> None:

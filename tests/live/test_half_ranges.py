@@ -17,7 +17,6 @@ from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.headers.admin import RuntimeInfoHeader
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.message import batch, half_ranges
-from rocketspark.spark.exactly_once.half_messages import positions_of
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import Reply
@@ -41,7 +40,7 @@ async def halves(peer: Peer, body: bytes, count: int, **changes: Any) -> tuple[i
     values = {"sys_flag": 4, "body": body, "code": RequestCode.SEND_HALF_BATCH} | changes
     reply = await send(peer, values.pop("body"), TOPIC, 1, pairs={"UNIQ_KEY": "whole"}, **values)
     told = reply.raise_for_code("send").header(headers.SendReply)
-    return told.queue_offset, positions_of(told.message_id, count)
+    return told.queue_offset, half_ranges.positions_of(told.message_id, count)
 
 
 async def end(peer: Peer, outcome: int, body: bytes, **changes: Any) -> Reply:

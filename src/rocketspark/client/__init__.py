@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rocketspark.client.producer.producer import AsyncProducer
     from rocketspark.client.producer.transactions import (
         AsyncTransactionProducer,
+        RowsTransaction,
+        RowsTransactionResult,
         Transaction,
         TransactionProducer,
         TransactionResult,
@@ -50,6 +52,8 @@ _HOME = {
     "Producer": "sync",
     "split": "producer.prepared_message",
     "AsyncTransactionProducer": "producer.transactions",
+    "RowsTransaction": "producer.transactions",
+    "RowsTransactionResult": "producer.transactions",
     "Transaction": "producer.transactions",
     "TransactionProducer": "producer.transactions",
     "TransactionResult": "producer.transactions",
@@ -74,6 +78,8 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "PushConsumer",
+    "RowsTransaction",
+    "RowsTransactionResult",
     "SendManyResult",
     "SendResult",
     "SendStatus",

@@ -100,7 +100,7 @@ class SendManyResult:
         were sent.
         """
         self._count = count
-        self._outcomes = outcomes
+        self.outcomes = outcomes
         self._prefix, self._first = ids
         self._order = order
 
@@ -126,7 +126,7 @@ class SendManyResult:
 
     def _column(self, of: Callable[[RowsOutcome], T]) -> list[T]:
         found: list[T] = []
-        for outcome in self._outcomes:
+        for outcome in self.outcomes:
             found += [of(outcome)] * (outcome.end - outcome.at)
         return self._in_order(found)
 
@@ -134,7 +134,7 @@ class SendManyResult:
     def failed(self) -> NDArray[np.bool_]:
         """Whether each row has an error. What it masks can be sent again: rows of one sharding key keep their order."""
         found = np.zeros(self._count, bool)
-        for outcome in self._outcomes:
+        for outcome in self.outcomes:
             found[self._rows(outcome)] = outcome.error is not None
         return found
 
@@ -157,7 +157,7 @@ class SendManyResult:
     def queue_offsets(self) -> NDArray[np.int64]:
         """The offset of each row in its queue."""
         found = np.full(self._count, -1, np.int64)
-        for outcome in self._outcomes:
+        for outcome in self.outcomes:
             if outcome.result is not None:
                 first = outcome.result.queue_offset
                 found[self._rows(outcome)] = np.arange(first, first + outcome.end - outcome.at)
@@ -173,7 +173,7 @@ class SendManyResult:
     def offset_message_ids(self) -> list[str | None]:
         """The broker's id of each row."""
         found: list[str | None] = []
-        for at, end, result, _ in self._outcomes:
+        for at, end, result, _ in self.outcomes:
             found += offset_ids(result, end - at) if result else [None] * (end - at)
         return self._in_order(found)
 

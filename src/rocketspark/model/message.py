@@ -78,6 +78,8 @@ class MessageFields(TypedDict, total=False):
     lite_topic: str | None
 
 
+# The property by which the rows of one transaction name it; RocketMQ has none for several messages.
+ROWS_TRANSACTION = "ROWS_TRANSACTION"
 # What a received message keeps in `_rest`, in this order.
 LATE = (
     "body_error",
@@ -230,8 +232,10 @@ class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
 
     @property
     def transaction_id(self) -> str:
-        """The id that the producer of a transaction knows it by: its unique id."""
-        return self.message_id
+        """The id that the producer of a transaction knows it by: the message's unique id, or one that all rows of a
+        `send_many_in_transaction` share.
+        """
+        return self.properties.get(ROWS_TRANSACTION) or self.message_id
 
     def _open(self, waiting: tuple[Any, ...]) -> list[Any]:
         # Two threads may both come here: their lists are equal.

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from rocketspark.errors import NotSent, RecordError, RouteNotFound
+from rocketspark.errors import NotSent, RecordError, RocketSparkError, RouteNotFound
 from rocketspark.model import MessageQueue, ReceivedMessage, TopicRoute
 from rocketspark.model.namespace import RETRY_PREFIX
 from rocketspark.model.route import DEFAULT_QUEUE_COUNT
@@ -20,7 +22,7 @@ from rocketspark.protocol.codes import SEND_STORED, RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullHeader, PullReply, SendHeader, SendReply
 from rocketspark.protocol.headers.static_topics import PartMaxHeader, PartQueueHeader, PartSearchHeader
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import half_ranges, record
 from rocketspark.protocol.timers import RecallHeader, RecallReply
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.request_frames import request as request_frame
@@ -199,6 +201,25 @@ def end_transaction(broker: Peer, header: headers.EndTransactionHeader, remark: 
     on a closed connection.
     """
     broker.oneway(RequestCode.END_TRANSACTION, header, remark=remark)
+
+
+async def end_half_ranges(
+    broker: Peer,
+    header: headers.EndHalfRangesHeader,
+    ranges: Iterable[half_ranges.Range],
+    *,
+    timeout_ms: float = TIMEOUT_MS,
+) -> NDArray[np.int64]:
+    """Commit or roll back ranges of half messages, which brokers of RocketSpark do. Returns the offsets in the half
+    queue of those that can never be committed.
+    """
+    body = half_ranges.encode(ranges)
+    reply = await broker.request(RequestCode.END_HALF_RANGES, header, body, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"end of half messages of topic {header.topic!r}")
+    try:
+        return half_ranges.decode_offsets(bytes(reply.body))
+    except ValueError as e:
+        raise RocketSparkError(f"the answer of {reply.address} about half messages: {e}") from None
 
 
 async def recall(

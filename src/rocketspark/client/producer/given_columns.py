@@ -84,8 +84,8 @@ class Rows(msgspec.Struct, frozen=True):
         return [piece if isinstance(piece, bytes) else piece[rows] for piece in self.pieces]
 
 
-def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
-    """Check columns and return their rows.
+def check_rows(topic: str, given: Given, packing: PackingSettings, more: bytes = b"") -> Rows:
+    """Check columns and return their rows. `more`: properties that each row has besides, in stored form.
 
     Raises MessageIllegal naming the first row and column that is wrong, UsageError for what is no column, ConfigError
     for an Arrow column of another library without pyarrow.
@@ -103,6 +103,7 @@ def check_rows(topic: str, given: Given, packing: PackingSettings) -> Rows:
         *sharding,
         *delay,
         *column.own(given.properties),
+        more,
     ]
     sizes = np.full(len(bodies), batch_columns.FIRST_BYTES, np.int64)
     for piece in pieces:

@@ -389,12 +389,13 @@ class AsyncProducer(Queries):
         send.accumulator = self.send_path.accumulator
         return await send.outcome()
 
-    async def _send_rows(self, rows: Rows, timeout_ms: float | None) -> SendManyResult:
-        """Send rows that `check_rows` made. Returns and raises as `send_many` does."""
+    async def _send_rows(self, rows: Rows, timeout_ms: float | None, *, half: bool = False) -> SendManyResult:
+        """Send rows that `check_rows` made, as half messages or others. Returns and raises as `send_many` does."""
         self._check_started()
         ids = self._id_blocks.take(len(rows))
+        is_hooked = bool(self._hooks.sends or (half and self._hooks.ends))
         sending = RowsInFlight(
-            self.send_path, self.packing, rows, ids, self.attempts, timeout_ms, is_hooked=bool(self._hooks.sends)
+            self.send_path, self.packing, rows, ids, self.attempts, timeout_ms, is_hooked=is_hooked, half=half
         )
         return await sending.run()
 

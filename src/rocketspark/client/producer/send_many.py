@@ -1,7 +1,8 @@
 """Sends rows in batches, for `send_many`. Rule: rows of one sharding key are sent in order, one send to their queue at
 a time; each batch is a send as any other, with its attempts and hooks, and only it is sent again.
 
-Rows with a delay go one by one, as brokers take no batch of such. A batch is encoded when its turn comes.
+Rows with a delay go one by one, as brokers take no batch of such, and so do half messages to those that are not ours. A
+batch is encoded when its turn comes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from rocketspark.client.callbacks import passes_on
@@ -29,7 +31,8 @@ from rocketspark.client.producer.send_path import InFlightLimit, SendPath
 from rocketspark.client.results import RowsOutcome, SendManyResult, SendResult
 from rocketspark.errors import NotSent, SendFailed, StateError
 from rocketspark.model import MessageQueue, namespace
-from rocketspark.protocol.message import batch, batch_columns
+from rocketspark.protocol.codes import RequestCode, ResponseCode
+from rocketspark.protocol.message import batch, batch_columns, sysflags
 from rocketspark.protocol.message.message_ids import joined_ids
 
 # Each doubling up to here takes less of the processor, of both sides; more saves nothing.
@@ -37,6 +40,8 @@ BATCH_BYTES = 512 << 10
 # Of one call: requests, and bytes of them. A broker refuses what waits there for 200 ms, and should not come to that.
 IN_FLIGHT_MAX = 256
 IN_FLIGHT_BYTES_MAX = 2 << 20
+# Half messages of one batch: a broker takes no more of them at a time.
+HALF_ROWS_MAX = 4096
 # After so many failures in a row no more is tried.
 FAILURES_MAX = 16
 
@@ -80,7 +85,7 @@ class Lane(msgspec.Struct, eq=False):
 
 class RowsInFlight:
     """Sends the rows of one call. `ids`: the prefix of their unique ids, and the number of the first; `is_hooked`:
-    somebody looks at the ids of a batch.
+    somebody looks at the ids of a batch; `half`: as half messages.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class RowsInFlight:
         timeout_ms: float | None,
         *,
         is_hooked: bool = False,
+        half: bool = False,
     ) -> None:
         self._path = path
         self._packing = packing
@@ -101,6 +107,8 @@ class RowsInFlight:
         self._attempts = attempts
         self._timeout_ms = timeout_ms
         self._is_hooked = is_hooked
+        self._half = half
+        self._count_max = HALF_ROWS_MAX if half else batch.COUNT_MAX
         self._topic = namespace.wrap(packing.namespace, rows.topic)
         self._ends = np.zeros(0, np.int64)
         self._lanes: deque[Lane] = deque()
@@ -188,7 +196,7 @@ class RowsInFlight:
         if lane.one_by_one:
             return lane.at + 1
         end = int(np.searchsorted(self._ends, self._ends[lane.at] + self._batch_bytes, "right")) - 1
-        return min(max(end, lane.at + 1), lane.end, lane.at + batch.COUNT_MAX)
+        return min(max(end, lane.at + 1), lane.end, lane.at + self._count_max)
 
     def _begin(self, lane: Lane, end: int, size: int) -> None:
         """Begin the send of the next rows of a lane."""
@@ -198,6 +206,9 @@ class RowsInFlight:
             self._lanes.remove(lane)
         alone = lane.one_by_one or size > self._batch_bytes
         out = self._message(at) if alone else self._batch(at, end)
+        if self._half:
+            code = out.code if alone else RequestCode.SEND_HALF_BATCH
+            out = replace(out, code=code, sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED)
         send = RowsSend(path, out, None, lane.queue, self._timeout_ms, self._attempts, at=at, end=end, told=self._told)
         if lane.queue is not None:
             send.follow(lane.queue)
@@ -216,6 +227,10 @@ class RowsInFlight:
         lane = self._sends.pop(send)
         lane.in_flight -= 1
         self._room.leave(int(self._ends[send.end] - self._ends[send.at]))
+        code = error.code if isinstance(error, SendFailed) and send.out.code == RequestCode.SEND_HALF_BATCH else 0
+        if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            self._one_by_one(send, lane)
+            return
         self._outcomes.append(RowsOutcome(send.at, send.end, result, error))
         self._failures = self._failures + 1 if error is not None else 0
         if isinstance(error, StateError) or self._failures >= FAILURES_MAX:
@@ -224,6 +239,17 @@ class RowsInFlight:
         elif error is not None and lane.queue is not None:
             self._queue_is_gone |= isinstance(error, SendFailed) and error.code == QUEUE_GONE
             self._leave(lane, error)
+        self._woken.set()
+
+    def _one_by_one(self, send: RowsSend, lane: Lane) -> None:
+        """Send the rows of a batch of half messages that was refused by themselves, and those that follow."""
+        lane.one_by_one = True
+        if lane.queue is None:
+            lane = Lane(send.at, send.end, one_by_one=True)
+        else:
+            lane.at = send.at
+        if lane not in self._lanes:
+            self._lanes.append(lane)
         self._woken.set()
 
     def _leave(self, lane: Lane, cause: BaseException | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, Unpack
 
@@ -21,16 +21,18 @@ from rocketspark.client.connection.real_threads import DaemonThreads
 from rocketspark.client.facade import arguments_of, blocking
 from rocketspark.client.hooks import Ending, guarded, is_coroutine_function
 from rocketspark.client.options import ProducerOptions
+from rocketspark.client.producer.given_columns import Given, Rows, check_rows
 from rocketspark.client.producer.prepared_message import key_of, make_message, pack
 from rocketspark.client.producer.producer import GROUP, AsyncProducer
-from rocketspark.client.results import SendResult, SendStatus
+from rocketspark.client.results import SendManyResult, SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
-from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError
-from rocketspark.model import Message, MessageFields, ReceivedMessage, is_logical
+from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError, UsageError
+from rocketspark.model import Message, MessageFields, ReceivedMessage, is_logical, namespace
+from rocketspark.model.message import ROWS_TRANSACTION
 from rocketspark.model.text import shown
-from rocketspark.protocol.headers import CheckTransactionHeader, EndTransactionHeader
-from rocketspark.protocol.message import properties, sysflags
-from rocketspark.protocol.message.message_ids import parse_offset_message_id
+from rocketspark.protocol.headers import CheckTransactionHeader, EndHalfRangesHeader, EndTransactionHeader
+from rocketspark.protocol.message import half_ranges, properties, sysflags
+from rocketspark.protocol.message.message_ids import parse_offset_message_id, unique_ids
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
@@ -71,8 +73,43 @@ class TransactionResult(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
+class RowsTransaction(msgspec.Struct, frozen=True):
+    """The transaction that `execute_many` gets. `id`: the `transaction_id` of the message of each row, about which
+    `check` is asked by itself; `sent`: where each is stored.
+    """
+
+    id: str
+    topic: str
+    argument: Any
+    sent: SendManyResult
+
+    @property
+    def is_safe(self) -> bool:
+        """Tell whether every row is stored as safely as it should be."""
+        return all(each.result and each.result.status is SendStatus.SEND_OK for each in self.sent.outcomes)
+
+    @property
+    def text(self) -> str:
+        """Name it, for the log."""
+        return f"{len(self.sent)} rows of topic {self.topic}"
+
+
+class RowsTransactionResult(msgspec.Struct, frozen=True):
+    """The result of a transaction of many rows. `error`: what `execute_many` raised, which left the state UNKNOWN; why
+    rows were not stored, which rolls all of them back, stands in `sent`.
+    """
+
+    sent: SendManyResult
+    state: TransactionState
+    error: BaseException | None = None
+
+
 class TransactionListener(Protocol):
-    """The application's side of transactions; plain functions, or coroutine functions for the asyncio producer."""
+    """The application's side of transactions; plain functions, or coroutine functions for the asyncio producer.
+
+    For `send_many_in_transaction` it has a method `execute_many(transaction)` too, which gets a RowsTransaction and
+    returns what `execute` does.
+    """
 
     def execute(self, message: Message, transaction: Transaction) -> Any:
         """Run the local transaction; returns its TransactionState. Anything else, or an exception, means UNKNOWN."""
@@ -87,6 +124,11 @@ class Half(msgspec.Struct, frozen=True):
     message: Message
     topic: str
     transaction: Transaction
+
+    @property
+    def text(self) -> str:
+        """Name it, for the log."""
+        return f"message {self.transaction.id} of topic {self.topic}"
 
 
 class AsyncTransactionProducer(AsyncProducer):
@@ -162,7 +204,7 @@ class AsyncTransactionProducer(AsyncProducer):
         )
         state, error = TransactionState.ROLLBACK, None
         if half.transaction.sent.status is SendStatus.SEND_OK:
-            state, error = await self._execute(half)
+            state, error = await self._execute(half.text, self._listener.execute, half.message, half.transaction)
         return await self.end(half, state, error)
 
     async def send_half(
@@ -182,12 +224,9 @@ class AsyncTransactionProducer(AsyncProducer):
         if message.delay_level or message.delay_ms or message.deliver_at_ms:
             raise MessageIllegal("a message in a transaction cannot be delayed", topic=message.topic)
         out = pack(message, self.packing)
-        text = f"{properties.TRANSACTION}\x01true\x02{properties.PRODUCER_GROUP}\x01{self.group}\x02"
-        if check_after_s:
-            text += f"{properties.CHECK_IMMUNITY_S}\x01{check_after_s:d}\x02"
         out = msgspec.structs.replace(
             out,
-            properties=out.properties + text,
+            properties=out.properties + self._half_properties(check_after_s),
             sys_flag=out.sys_flag | sysflags.TRANSACTION_PREPARED,
         )
         sent = await self.send_packed(out, key_of(message), None, timeout_ms)
@@ -198,8 +237,23 @@ class AsyncTransactionProducer(AsyncProducer):
     async def end(self, half: Half, state: TransactionState, error: BaseException | None = None) -> TransactionResult:
         """End a transaction, the last step of `send_in_transaction`; what fails here is left to the broker's check."""
         sent = half.transaction.sent
+        try:
+            await self._end_one(half.topic, sent, state, error, half.message.tag, _words(half.message.keys))
+        except RocketSparkError as e:
+            log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
+        return TransactionResult(sent, state, error)
+
+    async def _end_one(
+        self,
+        topic: str,
+        sent: SendResult,
+        state: TransactionState,
+        error: BaseException | None = None,
+        tag: str | None = None,
+        keys: str = "",
+    ) -> None:
         header = EndTransactionHeader(
-            topic=half.topic,
+            topic=topic,
             producer_group=self.group,
             half_offset=sent.queue_offset,
             physical_offset=parse_offset_message_id(sent.offset_message_id)[2],
@@ -208,27 +262,137 @@ class AsyncTransactionProducer(AsyncProducer):
             transaction_id=sent.transaction_id,
             broker_name=sent.queue.broker_name,
         )
-        try:
-            if is_logical(sent.queue):
-                # Its queue may move to another broker; the half message stays where it is.
-                host, port, _ = parse_offset_message_id(sent.offset_message_id)
-                peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-            else:
-                peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
-            client_api.end_transaction(peer, header, _remark("execute", error) if error else None)
-            self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
-        except RocketSparkError as e:
-            log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
-        return TransactionResult(sent, state, error)
+        if is_logical(sent.queue):
+            # Its queue may move to another broker; the half message stays where it is.
+            host, port, _ = parse_offset_message_id(sent.offset_message_id)
+            peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        else:
+            peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
+        client_api.end_transaction(peer, header, _remark("execute", error) if error else None)
+        self._tell_end(peer, header, topic, tag, keys, state)
+
+    # -- many rows -----------------------------------------------------------------------------------------------
+
+    async def send_many_in_transaction(
+        self,
+        topic: str,
+        bodies: Iterable[Any],
+        *,
+        tags: str | Iterable[Any] | None = None,
+        keys: str | Iterable[Any] | None = None,
+        sharding_keys: str | Iterable[Any] | None = None,
+        properties: Mapping[str, str | Iterable[Any]] | Iterable[Any] | None = None,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+    ) -> RowsTransactionResult:
+        """Send many half messages, given as columns, run the listener's `execute_many` once, and commit or roll back
+        all of them as it says.
+
+        Columns and `timeout_ms` are those of `send_many`, the other arguments those of `send_in_transaction`. If a row
+        cannot be stored, or not as safely as it should be, all are rolled back without `execute_many`; the result's
+        `sent` says why. `check` is asked about each row by itself, whose `transaction_id` is that of all. Brokers of
+        RocketSpark take half messages and their ends in batches, others one by one.
+
+        Raises as `send_many` does, and UsageError if the listener has no `execute_many`; nothing was begun then.
+        """
+        execute = self.execute_many
+        transaction_id = unique_ids.next()
+        given = Given(bodies, tags, keys, sharding_keys, properties)
+        rows = self.half_rows(transaction_id, topic, given, check_after_s)
+        transaction = await self.send_half_rows(transaction_id, rows, argument, timeout_ms)
+        state, error = TransactionState.ROLLBACK, None
+        if transaction.is_safe:
+            state, error = await self._execute(transaction.text, execute, transaction)
+        return await self.end_rows(transaction, state, error)
+
+    @property
+    def execute_many(self) -> Callable[..., Any]:
+        """The listener's method. Raises UsageError if it has none."""
+        found: Callable[..., Any] | None = getattr(self._listener, "execute_many", None)
+        if not callable(found):
+            raise UsageError(f"the transaction listener {self._listener!r} has no method 'execute_many'")
+        return found
+
+    def half_rows(self, transaction_id: str, topic: str, given: Given, check_after_s: int) -> Rows:
+        """Check columns, and return their rows as half messages. Raises MessageIllegal, UsageError, ConfigError."""
+        more = f"{ROWS_TRANSACTION}\x01{transaction_id}\x02{self._half_properties(check_after_s)}"
+        rows = check_rows(topic, given, self.packing, more.encode())
+        if rows.delays_ms is not None:
+            raise MessageIllegal("rows in a transaction cannot be delayed", topic=topic)
+        return rows
+
+    async def send_half_rows(
+        self, transaction_id: str, rows: Rows, argument: Any, timeout_ms: float | None
+    ) -> RowsTransaction:
+        """Send rows of `half_rows`, the first step of `send_many_in_transaction`."""
+        sent = await self._send_rows(rows, timeout_ms, half=True)
+        return RowsTransaction(transaction_id, rows.topic, argument, sent)
+
+    async def end_rows(
+        self, transaction: RowsTransaction, state: TransactionState, error: BaseException | None = None
+    ) -> RowsTransactionResult:
+        """End all rows, the last step of `send_many_in_transaction`; what fails here is left to the broker's checks."""
+        on_broker: dict[str, list[SendResult]] = {}
+        for outcome in transaction.sent.outcomes if state is not TransactionState.UNKNOWN else ():
+            if outcome.result is not None:
+                on_broker.setdefault(outcome.result.queue.broker_name, []).append(outcome.result)
+        topic = namespace.wrap(self._namespace, transaction.topic)
+        await asyncio.gather(*(self._end_rows_on(topic, sent, state) for sent in on_broker.values()))
+        return RowsTransactionResult(transaction.sent, state, error)
+
+    async def _end_rows_on(self, topic: str, sent: list[SendResult], state: TransactionState) -> None:
+        """End what is stored at one broker, in the order in which it was sent."""
+        for number, each in enumerate(sent):
+            try:
+                if "," in each.offset_message_id:
+                    await self._end_batch(topic, each, state)
+                else:
+                    queue = self._in_namespace(each.queue)
+                    await self._send_attempts.is_ready(queue, self._send_attempts.end_s(None))
+                    await self._end_one(topic, each, state)
+            except RocketSparkError as e:
+                text = "%d sends of rows of topic %s: broker %s is not told %s, it will ask: %s"
+                log.warning(text, len(sent) - number, topic, each.queue.broker_name, state, e)
+                return
+
+    async def _end_batch(self, topic: str, sent: SendResult, state: TransactionState) -> None:
+        """End a batch of half messages, which a broker of RocketSpark stored."""
+        count = sent.offset_message_id.count(",") + 1
+        header = EndHalfRangesHeader(
+            topic=topic, producer_group=self.group, outcome=_OUTCOMES[state], broker_name=sent.queue.broker_name
+        )
+        ranges = [(sent.queue_offset, half_ranges.positions_of(sent.offset_message_id, count))]
+        peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
+        gone = await client_api.end_half_ranges(peer, header, ranges, timeout_ms=self._rules.timeout_ms)
+        if len(gone) and state is TransactionState.COMMIT:
+            text = "%d rows of topic %s cannot be committed: their half messages were rolled back or are gone"
+            log.error(text, len(gone), topic)
+        for number, message_id in enumerate(sent.message_id.split(",")) if self._hooks.ends else ():
+            one = EndTransactionHeader(
+                producer_group=self.group,
+                half_offset=sent.queue_offset + number,
+                physical_offset=int(ranges[0][1][number]),
+                outcome=header.outcome,
+                message_id=message_id,
+            )
+            self._tell_end(peer, one, topic, None, "", state)
+
+    def _half_properties(self, check_after_s: int) -> str:
+        """Return the properties that make a message a half message."""
+        text = f"{properties.TRANSACTION}\x01true\x02{properties.PRODUCER_GROUP}\x01{self.group}\x02"
+        return text + (f"{properties.CHECK_IMMUNITY_S}\x01{check_after_s:d}\x02" if check_after_s else "")
 
     # -- the listener --------------------------------------------------------------------------------------------
 
-    async def _execute(self, half: Half) -> tuple[TransactionState, BaseException | None]:
+    async def _execute(
+        self, text: str, execute: Callable[..., Any], *arguments: Any
+    ) -> tuple[TransactionState, BaseException | None]:
         try:
-            return _state(await self._call(self._listener.execute, half.message, half.transaction)), None
+            return _state(await self._call(execute, *arguments)), None
         except Exception as e:
             # KeyboardInterrupt and the like are not caught: they reach the caller, and the broker checks back.
-            report(half, e)
+            report(text, e)
             return TransactionState.UNKNOWN, e
 
     async def _check(self, peer: Peer, question: CheckTransactionHeader, message: ReceivedMessage) -> None:
@@ -313,10 +477,9 @@ def _remark(call: str, error: BaseException) -> str:
     return f"{call} raised {type(error).__name__}: {shown(str(error), characters_max=REMARK_CHARACTERS_MAX)}"
 
 
-def report(half: Half, error: BaseException) -> None:
-    """Log what a local transaction raised."""
-    text = "the local transaction of message %s of topic %s failed; its state is unknown, the broker will ask"
-    log.error(text, half.transaction.id, half.topic, exc_info=error)
+def report(text: str, error: BaseException) -> None:
+    """Log what a local transaction raised; `text` names it."""
+    log.error("the local transaction of %s failed; its state is unknown, the broker will ask", text, exc_info=error)
 
 
 class TransactionProducer(ProducerFacade[AsyncTransactionProducer]):
@@ -347,12 +510,38 @@ class TransactionProducer(ProducerFacade[AsyncTransactionProducer]):
         half: Half = self.send_half(*args, **kwargs)
         state, error = TransactionState.ROLLBACK, None
         if half.transaction.sent.status is SendStatus.SEND_OK:
-            try:
-                returned = execute(half.message, half.transaction)
-                if inspect.isawaitable(returned):
-                    returned = self._loop.call(_awaited(returned))
-                state = _state(returned)
-            except Exception as e:
-                report(half, e)
-                state, error = TransactionState.UNKNOWN, e
+            state, error = self._execute(half.text, execute, half.message, half.transaction)
         return self.end(half, state, error)
+
+    @arguments_of(AsyncTransactionProducer.send_many_in_transaction)
+    def send_many_in_transaction(
+        self,
+        topic: str,
+        bodies: Any,
+        *,
+        argument: Any = None,
+        check_after_s: int = 0,
+        timeout_ms: float | None = None,
+        **columns: Any,
+    ) -> RowsTransactionResult:
+        """As AsyncTransactionProducer.send_many_in_transaction; `execute_many` runs in this thread."""
+        loop, core = self._loop, self._core
+        execute = core.execute_many
+        # In the thread that calls: the loop goes on meanwhile.
+        transaction_id = unique_ids.next()
+        rows = core.half_rows(transaction_id, topic, Given(bodies, **columns), check_after_s)
+        transaction = loop.call(core.send_half_rows(transaction_id, rows, argument, timeout_ms))
+        state, error = TransactionState.ROLLBACK, None
+        if transaction.is_safe:
+            state, error = self._execute(transaction.text, execute, transaction)
+        return loop.call(core.end_rows(transaction, state, error))
+
+    def _execute(
+        self, text: str, execute: Callable[..., Any], *arguments: Any
+    ) -> tuple[TransactionState, BaseException | None]:
+        try:
+            returned = execute(*arguments)
+            return _state(self._loop.call(_awaited(returned)) if inspect.isawaitable(returned) else returned), None
+        except Exception as e:
+            report(text, e)
+            return TransactionState.UNKNOWN, e

@@ -12,10 +12,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rocketspark.errors import RocketSparkError
+
 _HEAD = struct.Struct(">qi")
 # Half messages of one request: their places take 8 bytes each.
 COUNT_MAX = 16_384
 LONG_MAX = (1 << 63) - 1
+# Of the physical offset, with which a broker's id ends, in hex.
+POSITION_DIGITS = 16
 
 Range = tuple[int, NDArray[np.int64]]
 
@@ -56,3 +60,20 @@ def encode_offsets(offsets: Sequence[int]) -> bytes:
 def decode_offsets(body: bytes) -> NDArray[np.int64]:
     """Return the offsets of a reply's body. Raises ValueError if it is cut off."""
     return np.frombuffer(body, ">i8").astype(np.int64)
+
+
+def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:
+    """Return the physical offsets that a broker's message ids, with commas between them, hold. Raises RocketSparkError
+    if they are not `count` ids.
+    """
+    width = (len(message_ids) + 1) // count
+    try:
+        ids = np.frombuffer(f"{message_ids},".encode("ascii"), np.uint8).reshape(count, width)
+        if width <= POSITION_DIGITS or (ids[:, -1] != ord(",")).any():
+            raise ValueError("no commas")
+        digits = ids[:, -1 - POSITION_DIGITS : -1].tobytes().decode("ascii")
+        return np.frombuffer(bytes.fromhex(digits), ">i8").astype(np.int64)
+    except ValueError:
+        raise RocketSparkError(
+            f"the broker says {message_ids[:80]!r} instead of the places of {count} half messages"
+        ) from None

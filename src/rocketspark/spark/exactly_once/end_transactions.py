@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError
+from rocketspark.client.connection import client_api
+from rocketspark.errors import ConnectionLost, NotSent, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import whole_number
 from rocketspark.protocol import frames
@@ -404,13 +405,12 @@ def range_requests(manifest: HandleManifest, rows: Rows) -> Iterator[tuple[str, 
             yield names[int(topics[part[0]])], rows[part[at : at + RANGE_ROWS_MAX]]
 
 
-def range_body(manifest: HandleManifest, rows: Rows) -> bytes:
-    """Return the body of the request that ends the half messages of these rows, in order."""
+def ranges_of(manifest: HandleManifest, rows: Rows) -> list[half_ranges.Range]:
+    """Return the ranges of the half messages of these rows, in order."""
     offsets, positions = manifest.half_offsets[rows], manifest.positions[rows]
     breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
-    return half_ranges.encode(
-        (int(first[0]), at) for first, at in zip(np.split(offsets, breaks), np.split(positions, breaks), strict=True)
-    )
+    parts = zip(np.split(offsets, breaks), np.split(positions, breaks), strict=True)
+    return [(int(first[0]), at) for first, at in parts]
 
 
 async def ask_for_ranges(
@@ -423,13 +423,11 @@ async def ask_for_ranges(
     `group`: the producer group; `anchor`: a queue of the broker; `outcome`: commit or rollback.
     """
     header = EndHalfRangesHeader(topic=topic, producer_group=group, outcome=outcome, broker_name=anchor.broker_name)
-    reply = await peer.request(RequestCode.END_HALF_RANGES, header, range_body(manifest, rows), timeout_ms=timeout_ms)
-    if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-        raise NoRanges(f"{reply.address} ends half messages one by one")
-    if reply.code != ResponseCode.SUCCESS:
-        raise RocketSparkError(f"code {reply.code} from {reply.address}: {reply.remark}")
     try:
-        gone = half_ranges.decode_offsets(bytes(reply.body))
-    except ValueError as e:
-        raise RocketSparkError(f"the answer of {reply.address} about half messages: {e}") from None
+        ranges = ranges_of(manifest, rows)
+        gone = await client_api.end_half_ranges(peer, header, ranges, timeout_ms=timeout_ms)
+    except ServerError as e:
+        if e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise NoRanges(f"{e.address} ends half messages one by one") from None
+        raise
     return rows[np.isin(manifest.half_offsets[rows], gone)] if len(gone) else rows[:0]

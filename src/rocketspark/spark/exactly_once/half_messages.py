@@ -19,7 +19,7 @@ from rocketspark.errors import ConfigError, ConnectionLost, MessageIllegal, Rock
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import is_logical
 from rocketspark.protocol.codes import ResponseCode
-from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message import half_ranges, properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id
 from rocketspark.spark.exactly_once import commit_records
 from rocketspark.spark.exactly_once.broker_abilities import BrokerAbilities
@@ -38,8 +38,6 @@ IMMUNITY_S = 600
 # Half messages in flight, each with its row in memory.
 IN_FLIGHT_MAX = 512
 IN_FLIGHT_BYTES_MAX = 4 << 20
-# Hex digits of the physical offset, with which a broker's id ends.
-_DIGITS = 16
 # Of an id with IPv4 and with IPv6.
 _ID_LENGTHS = (32, 56)
 _NOWHERE = np.empty((3, 0), np.int64)
@@ -249,7 +247,7 @@ class HalfMessageSender:
             else:
                 raise
         else:
-            return self._places(sent, positions_of(sent.offset_message_id, end - at))
+            return self._places(sent, half_ranges.positions_of(sent.offset_message_id, end - at))
         # An attempt whose reply was lost may have stored it: no manifest names that one, it is rolled back when it is
         # asked for. With ids of its own, so that no end of these is taken for one of it.
         items, at, end = self._sender.anew(items, at, end), 0, end - at
@@ -316,24 +314,7 @@ def _position_of(message_id: str) -> int:
     """Return the physical offset in a broker's id. Raises UsageError for anything else."""
     try:
         if len(message_id) in _ID_LENGTHS:
-            return int(message_id[-_DIGITS:], 16)
+            return int(message_id[-half_ranges.POSITION_DIGITS :], 16)
     except ValueError:
         pass
     return parse_offset_message_id(message_id)[2]
-
-
-def positions_of(message_ids: str, count: int) -> NDArray[np.int64]:
-    """Return the physical offsets that a broker's message ids, with commas between them, hold. Raises RocketSparkError
-    if they are not `count` ids.
-    """
-    width = (len(message_ids) + 1) // count
-    try:
-        ids = np.frombuffer(f"{message_ids},".encode("ascii"), np.uint8).reshape(count, width)
-        if width <= _DIGITS or (ids[:, -1] != ord(",")).any():
-            raise ValueError("no commas")
-        digits = ids[:, -1 - _DIGITS : -1].tobytes().decode("ascii")
-        return np.frombuffer(bytes.fromhex(digits), ">i8").astype(np.int64)
-    except ValueError:
-        raise RocketSparkError(
-            f"the broker says {message_ids[:80]!r} instead of the places of {count} half messages"
-        ) from None

@@ -22,6 +22,7 @@ from rocketspark.spark.exactly_once.broker_abilities import Abilities, BrokerAbi
 from rocketspark.spark.exactly_once.commit_records import HandleHead, HandleManifest
 from rocketspark.spark.exactly_once.end_transactions import EndTransactions
 from rocketspark.tables.options import parse_write
+from rocketspark.transport.request_frames import Reply
 
 pytestmark = pytest.mark.shows("mended: rows of one sharding key could swap at SYSTEM_BUSY")
 
@@ -188,7 +189,7 @@ def asked(code: int, body: bytes) -> list[int]:
     manifest = HandleManifest(head, np.zeros(3, np.int32), OFFSETS, OFFSETS * 100)
 
     async def request(*_: Any, **options: Any) -> Any:
-        return SimpleNamespace(code=code, remark="why", address="127.0.0.1:1", body=body)
+        return Reply(code, "why", b"", body, "127.0.0.1:1")
 
     peer: Any = SimpleNamespace(request=request)
     rows = end_transactions.ask_for_ranges(
