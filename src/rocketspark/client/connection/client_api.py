@@ -203,6 +203,12 @@ def end_transaction(broker: Peer, header: headers.EndTransactionHeader, remark: 
     broker.oneway(RequestCode.END_TRANSACTION, header, remark=remark)
 
 
+async def end_surely(broker: Peer, header: headers.EndTransactionHeader, *, timeout_ms: float = TIMEOUT_MS) -> None:
+    """Tell a broker how a transaction ended, and wait until it is carried out."""
+    reply = await broker.request(RequestCode.END_TRANSACTION, header, timeout_ms=timeout_ms)
+    reply.raise_for_code(f"end of transaction {header.message_id}")
+
+
 async def end_half_ranges(
     broker: Peer,
     header: headers.EndHalfRangesHeader,

@@ -29,7 +29,7 @@ from rocketspark.client.producer.prepared_message import (
 from rocketspark.client.producer.send_attempts import QUEUE_GONE
 from rocketspark.client.producer.send_path import InFlightLimit, SendPath
 from rocketspark.client.results import RowsOutcome, SendManyResult, SendResult
-from rocketspark.errors import NotSent, SendFailed, StateError
+from rocketspark.errors import NotSent, RocketSparkError, SendFailed, ServerError, StateError
 from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import batch, batch_columns, sysflags
@@ -56,6 +56,15 @@ class RowsSend(InFlightSend, kw_only=True):
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
         """Pass the outcome on."""
         self.told(self, result, error)
+
+    def is_refused(self, error: BaseException | None) -> bool:
+        """Tell whether its broker takes half messages one by one alone."""
+        code = error.code if isinstance(error, SendFailed | ServerError) else 0
+        return code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and self.out.code == RequestCode.SEND_HALF_BATCH
+
+    def _tell_failure(self, cause: RocketSparkError, queue: MessageQueue) -> None:
+        if not self.is_refused(cause):
+            super()._tell_failure(cause, queue)
 
     def give_up(self) -> None:
         """End it, as nobody waits for it any more."""
@@ -227,8 +236,7 @@ class RowsInFlight:
         lane = self._sends.pop(send)
         lane.in_flight -= 1
         self._room.leave(int(self._ends[send.end] - self._ends[send.at]))
-        code = error.code if isinstance(error, SendFailed) and send.out.code == RequestCode.SEND_HALF_BATCH else 0
-        if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        if send.is_refused(error):
             self._one_by_one(send, lane)
             return
         self._outcomes.append(RowsOutcome(send.at, send.end, result, error))

@@ -27,7 +27,7 @@ from rocketspark.client.producer.producer import GROUP, AsyncProducer
 from rocketspark.client.results import SendManyResult, SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
 from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError, UsageError
-from rocketspark.model import Message, MessageFields, ReceivedMessage, is_logical, namespace
+from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, is_logical, namespace
 from rocketspark.model.message import ROWS_TRANSACTION
 from rocketspark.model.text import shown
 from rocketspark.protocol.headers import CheckTransactionHeader, EndHalfRangesHeader, EndTransactionHeader
@@ -238,20 +238,15 @@ class AsyncTransactionProducer(AsyncProducer):
         """End a transaction, the last step of `send_in_transaction`; what fails here is left to the broker's check."""
         sent = half.transaction.sent
         try:
-            await self._end_one(half.topic, sent, state, error, half.message.tag, _words(half.message.keys))
+            peer, header = await self._end_of(half.topic, sent, state)
+            client_api.end_transaction(peer, header, _remark("execute", error) if error else None)
+            self._tell_end(peer, header, half.topic, half.message.tag, _words(half.message.keys), state)
         except RocketSparkError as e:
             log.warning("transaction %s: %s is not told, the broker will ask: %s", half.transaction.id, state, e)
         return TransactionResult(sent, state, error)
 
-    async def _end_one(
-        self,
-        topic: str,
-        sent: SendResult,
-        state: TransactionState,
-        error: BaseException | None = None,
-        tag: str | None = None,
-        keys: str = "",
-    ) -> None:
+    async def _end_of(self, topic: str, sent: SendResult, state: TransactionState) -> tuple[Peer, EndTransactionHeader]:
+        """Return the request that ends a half message, and the connection to its broker."""
         header = EndTransactionHeader(
             topic=topic,
             producer_group=self.group,
@@ -265,11 +260,8 @@ class AsyncTransactionProducer(AsyncProducer):
         if is_logical(sent.queue):
             # Its queue may move to another broker; the half message stays where it is.
             host, port, _ = parse_offset_message_id(sent.offset_message_id)
-            peer = await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        else:
-            peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
-        client_api.end_transaction(peer, header, _remark("execute", error) if error else None)
-        self._tell_end(peer, header, topic, tag, keys, state)
+            return await self._instance.broker(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), header
+        return await self._send_attempts.peer_to_end(self._in_namespace(sent.queue)), header
 
     # -- many rows -----------------------------------------------------------------------------------------------
 
@@ -333,24 +325,26 @@ class AsyncTransactionProducer(AsyncProducer):
         self, transaction: RowsTransaction, state: TransactionState, error: BaseException | None = None
     ) -> RowsTransactionResult:
         """End all rows, the last step of `send_many_in_transaction`; what fails here is left to the broker's checks."""
-        on_broker: dict[str, list[SendResult]] = {}
+        in_queue: dict[MessageQueue, list[SendResult]] = {}
         for outcome in transaction.sent.outcomes if state is not TransactionState.UNKNOWN else ():
             if outcome.result is not None:
-                on_broker.setdefault(outcome.result.queue.broker_name, []).append(outcome.result)
+                in_queue.setdefault(outcome.result.queue, []).append(outcome.result)
         topic = namespace.wrap(self._namespace, transaction.topic)
-        await asyncio.gather(*(self._end_rows_on(topic, sent, state) for sent in on_broker.values()))
+        await asyncio.gather(*(self._end_in_order(topic, sent, state) for sent in in_queue.values()))
         return RowsTransactionResult(transaction.sent, state, error)
 
-    async def _end_rows_on(self, topic: str, sent: list[SendResult], state: TransactionState) -> None:
-        """End what is stored at one broker, in the order in which it was sent."""
+    async def _end_in_order(self, topic: str, sent: list[SendResult], state: TransactionState) -> None:
+        """End what is for one queue. Each end waits for the one before, as RocketMQ's broker carries out several at
+        once.
+        """
         for number, each in enumerate(sent):
             try:
                 if "," in each.offset_message_id:
                     await self._end_batch(topic, each, state)
                 else:
-                    queue = self._in_namespace(each.queue)
-                    await self._send_attempts.is_ready(queue, self._send_attempts.end_s(None))
-                    await self._end_one(topic, each, state)
+                    peer, header = await self._end_of(topic, each, state)
+                    await client_api.end_surely(peer, header, timeout_ms=self._rules.timeout_ms)
+                    self._tell_end(peer, header, topic, None, "", state)
             except RocketSparkError as e:
                 text = "%d sends of rows of topic %s: broker %s is not told %s, it will ask: %s"
                 log.warning(text, len(sent) - number, topic, each.queue.broker_name, state, e)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from tests.unit.client.fake import Fake, in_loop, until
 from tests.unit.client.producer.test_send_many import pairs_of, stored
-from tests.unit.client.producer.test_transactions import ends
 
 from rocketspark.client import AsyncTransactionProducer, RowsTransaction, TransactionProducer, TransactionState
 from rocketspark.client.hooks import Ending, Hooks
 from rocketspark.client.producer import send_many
 from rocketspark.errors import MessageIllegal, UsageError
+from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import sysflags
+from rocketspark.transport.request_frames import reply
 
 pytestmark = pytest.mark.shows(
     "rows in a transaction: one local transaction for all; brokers of RocketMQ get half messages and ends one by one, "
@@ -24,6 +25,20 @@ pytestmark = pytest.mark.shows(
 )
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+
+
+def ends(fake: Fake) -> list[headers.EndTransactionHeader]:
+    """Keep what ends are told. Some take longer than the next, so that one that does not wait shows."""
+    told: list[headers.EndTransactionHeader] = []
+
+    async def end(peer: Any, asked: Any, body: bytes) -> bytes:
+        for _ in range(len(told) % 5):
+            await asyncio.sleep(0)
+        told.append(asked.ext)
+        return reply(asked.opaque)
+
+    fake.broker.routes.add(RequestCode.END_TRANSACTION, end, headers.EndTransactionHeader)
+    return told
 
 
 class Listener:
@@ -76,7 +91,10 @@ def test_a_broker_that_takes_no_batches_gets_each_row_and_each_end_in_order(stat
                 places[pairs_of(each)["UNIQ_KEY"]] = (each.queue_offset, each.position)
         assert {(e.outcome, e.producer_group, e.topic, e.from_check) for e in told} == {(outcome, "pg", "t", False)}
         assert {e.message_id: (e.half_offset, e.physical_offset) for e in told} == places
-        assert [e.message_id for e in seen.endings] == [e.message_id for e in told]
+        assert {e.message_id for e in seen.endings} == {e.message_id for e in told}
+        for records in found.values():
+            ids = [pairs_of(each)["UNIQ_KEY"] for each in records if "__SHARDINGKEY" in pairs_of(each)]
+            assert [e.message_id for e in told if e.message_id in ids] == ids
         assert set(result.sent.message_ids) == set(places)
 
     run()
