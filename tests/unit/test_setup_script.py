@@ -184,7 +184,8 @@ PIP = "pip -m pip install --disable-pip-version-check -e .[demo,dev]"
 
 def pip_of_spark(version: str) -> str:
     constraint = f"-c .setup/spark-{version}/constraint"
-    return f"pip -m pip install -q --disable-pip-version-check -e .[demo,pipelines,tests] {constraint} pyspark=={version}.*"
+    options = "-q --disable-pip-version-check -e .[demo,pipelines,tests]"
+    return f"pip -m pip install {options} {constraint} pyspark=={version}.*"
 
 
 def test_demo_uses_the_java_that_is_there(machine: Machine) -> None:
