@@ -129,6 +129,23 @@ ALIKE = {
     # The loop ends by its condition: all that was received is whole, or nothing is left to fill.
     "store/replica.py ReplaceBreakWithContinue break 5",
     "store/readonly/read_only_files.py ReplaceComparisonOperator_Lt_LtE while done < len(target): 1",
+    # The rest of the loop has nothing to do: what was due is cleared.
+    "broker/messages/transactions.py ReplaceBreakWithContinue break 2",
+    # One piece is joined to itself.
+    "store/index/index_service.py ReplaceComparisonOperator_Gt_GtE if len(self._ready) > 1: 1",
+    # Imports for types alone work as well when they are made.
+    "store/get_message.py AddNot if TYPE_CHECKING: 1",
+    # No two requests of one broker have the same number.
+    "controller/replicas_info.py ReplaceComparisonOperator_Lt_LtE"
+    " return h.asker != looked.asker or (h.asked or 0) < looked.asked 1",
+    # An epoch that is noted already is not noted again.
+    "broker/replication/link/links.py ReplaceAndWithOr if piece.epoch != self._epoch and piece.epoch >= 0: 1",
+    # A batch that is just full goes at the end of the loop's turn.
+    "client/producer/accumulator.py ReplaceComparisonOperator_GtE_Gt"
+    " if together.size >= self._bytes_max or len(together) >= _COUNT_MAX: 1",
+    # A group of rows in a file is one piece longer.
+    "tables/export_topic.py ReplaceComparisonOperator_GtE_Gt"
+    " if sum(one.num_rows for one in group) >= GROUP_ROWS or sum(one.nbytes for one in group) >= GROUP_BYTES: 1",
     # The last file never goes.
     "store/expired_files.py ReplaceComparisonOperator_LtE_Lt"
     " starts = [start for start in log.mapped_files.starts if start + log.file_bytes <= log.flushed] 1",
@@ -140,7 +157,11 @@ ALIKE = {
     # An entry that ends its chain only has the slots made anew, to the same.
     "store/index/index_file.py ReplaceComparisonOperator_LtE_Lt"
     " if blank or found[0] < 0 or found[1] > above or not 0 <= found[3] < count: 1",
+    # The next row begins behind a hole then, which ends the read.
+    "store/get_message.py ReplaceBreakWithContinue break 7",
     # The general way leaves the same bytes.
+    "broker/messages/half_batch_records.py ReplaceComparisonOperator_NotEq_Eq"
+    " if stored[first : first + size] != text: 1",
     "broker/messages/half_batch_records.py ReplaceComparisonOperator_LtE_Lt"
     " return shape if shape.properties_bytes <= properties.BYTES_MAX else None 1",
 }
@@ -361,6 +382,14 @@ def be_pytest(src: Path, said: Path, arguments: list[str], more: dict[str, str])
         os._exit(code)
 
 
+def is_python(text: str) -> bool:
+    """Tell whether it can be compiled: `not` before a named expression cannot, which any test would notice."""
+    with contextlib.suppress(SyntaxError):
+        compile(text, "", "exec")
+        return True
+    return False
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -387,7 +416,7 @@ def test_small_changes_are_noticed(tmp_path: Path) -> None:
             rooms[mutant.room] = Room(mutant.room, src, tmp_path)
         room = rooms[mutant.room]
         text, differs = changed(mutant)
-        if mutant.key in ALIKE:
+        if mutant.key in ALIKE or not is_python(text):
             continue
         tests = room.tests_for(mutant)
         known = met.get(mutant.key, {"by": "", "state": ""})

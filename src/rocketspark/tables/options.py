@@ -64,19 +64,19 @@ class ReadOptions(NamedTuple):
     rows_per_pull_max: int
     bytes_per_pull_max: int
     check_crc: bool
-    store: StorePaths | None = None
-    sql: str | None = None
-    key: str | None = None
-    push_down: bool | None = None
-    clock_set_back_ms: int = CLOCK_SET_BACK_MS
+    store: StorePaths | None
+    sql: str | None
+    key: str | None
+    push_down: bool | None
+    clock_set_back_ms: int
     # The treatment of a body that does not inflate, or has a wrong CRC.
-    bad_bodies: str = BAD_IS_ERROR
+    bad_bodies: str
     # The columns that a read gives, in this order; all if none is named.
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...]
     # How bodies become a column.
-    decode: DecodeOptions | None = None
+    decode: DecodeOptions | None
     # Whether only the last message of each key of a queue is given, and none whose body is empty.
-    compacted: bool = False
+    compacted: bool
 
 
 class WriteOptions(NamedTuple):

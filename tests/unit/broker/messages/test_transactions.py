@@ -432,6 +432,23 @@ def test_a_round_of_checks_leaves_turns_to_others(
     asyncio.run(main())
 
 
+def test_nobody_is_asked_any_more_once_checks_have_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 4)
+        rig = Rig(tmp_path)
+        for number in range(10):
+            rig.prepare(f"K{number}")
+        rig.transactions._check_all()
+        asked = len(rig.producer.asked)
+        rig.transactions.stop()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (asked, len(rig.producer.asked)) == (4, 4)
+        rig.kill()
+
+    asyncio.run(main())
+
+
 @pytest.mark.shows("half messages without UNIQ_KEY")
 @pytest.mark.parametrize("told_by", ["the first handle", "the check"])
 @pytest.mark.parametrize("ends", [COMMIT, ROLLBACK])
