@@ -111,24 +111,25 @@ _FIELDS = sorted((*LATE, "topic", "body", "queue_offset", "stored_bytes"))
 class _WithInit(msgspec.StructMeta):
     """The metaclass of a Struct that a call of its class makes by `__init__`, as other classes; `make` does without."""
 
-    # The class's own `__init__`: a Struct may have none.
-    _init: Any
-
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **how: Any) -> Any:
         init = namespace.pop("__init__", None)
+        if any(isinstance(base, _WithInit) for base in bases):
+            # An application's: it may have attributes of its own, which the collector looks at.
+            how = {"dict": True, "gc": True} | how
         cls = super().__new__(mcls, name, bases, namespace, **how)
         if init is not None:
-            cls._init = init
+            # Only now: a Struct cannot be made with one.
+            cls.__init__ = init  # type: ignore[misc]
         return cls
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         self = make(cls, "", b"", 0, 0, [UNREAD] * len(LATE), 0)
-        self._init(*args, **fields)
+        self.__init__(*args, **fields)
         return self
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        return inspect.signature(cls._init.__get__(cls))
+        return inspect.signature(cls.__init__.__get__(cls))  # type: ignore[misc]
 
 
 class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
@@ -251,6 +252,11 @@ class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
 
+    def _kept(self) -> dict[str, Any]:
+        """Return the fields, and what a class of an application's adds to them."""
+        added = {name: getattr(self, name) for name in self.__struct_fields__[_OWN_FIELDS:]}
+        return self._values() | added | getattr(self, "__dict__", {})
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ReceivedMessage) and self._values() == other._values()
 
@@ -265,13 +271,13 @@ class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
         return list(self._values().items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (type(self), self._values())
+        return _remade, (type(self), self._kept())
 
     def __copy__(self) -> ReceivedMessage:
-        return _remade(type(self), self._values())
+        return _remade(type(self), self._kept())
 
     def __replace__(self, /, **changes: Any) -> ReceivedMessage:
-        return _remade(type(self), self._values() | changes)
+        return _remade(type(self), self._kept() | changes)
 
     @property
     def lite_topic(self) -> str | None:
@@ -282,6 +288,9 @@ class ReceivedMessage(msgspec.Struct, metaclass=_WithInit, gc=False):
     def queue(self) -> MessageQueue:
         """The queue that the message was read from."""
         return MessageQueue(self.read_from or self.topic, self.broker_name, self.queue_id)
+
+
+_OWN_FIELDS = len(ReceivedMessage.__struct_fields__)
 
 
 def _remade(cls: type[ReceivedMessage], values: dict[str, Any]) -> ReceivedMessage:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -154,3 +159,33 @@ def test_queues_of_a_set_order(conf: str | None, queues: list[tuple[str, int]] |
 
 def test_a_queue_in_a_text_is_in_words() -> None:
     assert f"{MessageQueue('orders', 'broker-a', 3)}" == "queue 3 of topic 'orders' on broker-a"
+
+
+GIVEN: dict[str, Any] = {
+    "topic": "t", "body": b"x", "tag": None, "keys": (), "properties": {"a": "b"}, "broker_name": "b", "queue_id": 0,
+    "queue_offset": 1, "physical_offset": 2, "stored_bytes": 3, "message_id": "m", "offset_message_id": "o",
+    "born_time_ms": 1, "born_host": "h", "store_time_ms": 1, "store_host": "h",
+}  # fmt: skip
+
+
+class Noted(ReceivedMessage):
+    """An application's message, with a field and an attribute of its own."""
+
+    priority: int = 3
+
+    def __init__(self, note: str, **given: Any) -> None:
+        super().__init__(**given)
+        self.note = note
+
+
+def test_an_applications_own_class_of_messages_keeps_what_it_adds() -> None:
+    message = Noted("urgent", **GIVEN)
+    message.priority = 9
+    assert (message.topic, message.queue_id, message.properties) == ("t", 0, {"a": "b"})
+    for made in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert type(made) is Noted
+        assert made == message
+        assert (made.note, made.priority, made.broker_name) == ("urgent", 9, "b")
+    # The collector looks at what may be in a cycle.
+    assert gc.is_tracked(message)
+    assert not gc.is_tracked(ReceivedMessage(**GIVEN))
