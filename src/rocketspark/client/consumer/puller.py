@@ -194,6 +194,10 @@ class PullSettings(NamedTuple):
     columns: bool = False
 
 
+def _always(queue: MessageQueue) -> bool:
+    return True
+
+
 class PullerCalls(NamedTuple):
     """What a puller calls of its owner.
 
@@ -201,13 +205,15 @@ class PullerCalls(NamedTuple):
     queue has to be read from an earlier offset, because the broker lost its end, or from where an operator wants it
     (`forget`: all that was read is void): the puller ends then, and a new one is to be made. `set_aside(puller,
     messages)` gets messages whose body cannot be had; without it they are delivered with the others. `refused(error)`
-    gets the errors that no retry mends; the puller tries again all the same.
+    gets the errors that no retry mends; the puller tries again all the same. `may_commit(queue)` tells whether pulls
+    may carry the offset to commit, as no other member reads the queue.
     """
 
     deliver: Callable[[Puller, Messages], None]
     moved: Callable[[Puller, int, bool], None]
     set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
     refused: Callable[[RocketSparkError], None] | None = None
+    may_commit: Callable[[MessageQueue], bool] = _always
 
 
 class Puller:
@@ -250,6 +256,7 @@ class Puller:
         self._instance = instance
         self._how = how
         self._deliver = calls.deliver
+        self._may_commit = calls.may_commit
         self._moved = calls.moved
         self._set_aside = calls.set_aside
         self._broken_replies = 0
@@ -334,7 +341,7 @@ class Puller:
             text = f"broker {self.queue.broker_name} (version {peer.remote_version}) is older than 4.1.0 and knows no"
             raise FilterIllegal(f"{text} {self.subscription.expression_type} filters: upgrade it, or filter by tags")
         # As it is when the request leaves: an older offset would undo a commit made meanwhile.
-        commit = process_queue.lowest if how.send_commits else 0
+        commit = process_queue.lowest if how.send_commits and self._may_commit(self.queue) else 0
         # Offsets are the master's (rule: PullAPIWrapper, 5.x).
         if commit > 0 and address == self._instance.routes.master_of(self.queue):
             sys_flag |= sysflags.PULL_COMMIT_OFFSET

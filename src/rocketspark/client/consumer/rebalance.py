@@ -109,6 +109,9 @@ class Rebalance:
         validators.check_intervals(rebalance_interval_ms=settings.rebalance_interval_ms)
         self._calls = calls
         self._puller_calls = PullerCalls(calls.deliver, self._moved, calls.set_aside, calls.refused)
+        if locks is not None:
+            # Who lost a lock would set back what the next one committed.
+            self._puller_calls = self._puller_calls._replace(may_commit=locks.holds)
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
         self._others = OtherSubscriptions(instance, group)
         # What the last rebalance was refused.
@@ -606,6 +609,5 @@ class Rebalance:
         """
         pullers = list(self.pullers.values())
         if oneway and self.locks is not None:
-            # Who lost a lock would set back what the next one committed.
             pullers = [puller for puller in pullers if self.locks.holds(puller.queue)]
         await self.offsets.commit(pullers, oneway=oneway, strict=strict)

@@ -61,16 +61,22 @@ async def test_who_lost_a_lock_goes_on_where_the_next_member_ended() -> None:
         async with reader.consumer as consumer:
             await until(lambda: reader.got == [0, 1, 2, 3])
             await reader.lose()
+            reader.go_on.set()
+            await until(lambda: consumer._rebalance.pullers[Q0].process_queue.lowest == 4)
             # What it has done is told by nobody: the other one may be further.
             fake.broker.offsets.pop(OFFSET, None)
             await consumer._rebalance.commit(oneway=True)
             assert OFFSET not in fake.broker.offsets
+            pulls: list[Any] = []
+            fake.broker.rules[RequestCode.PULL_MESSAGE] = lambda header, body: pulls.append(header)
+            fake.broker.put("t", 0, b"10")
+            await until(lambda: [pull for pull in pulls if pull.topic == "t"])
+            assert [pull.commit_offset for pull in pulls if pull.topic == "t"] == [0]
             fake.broker.offsets[OFFSET] = 8
             del fake.broker.owners[OWN]
             assert await reader.lock()
-            reader.go_on.set()
-            await until(lambda: reader.got[4:] == [8, 9])
-        assert fake.broker.offsets[OFFSET] == 10
+            await until(lambda: reader.got[4:] == [8, 9, 10])
+        assert fake.broker.offsets[OFFSET] == 11
 
 
 @in_loop
@@ -98,7 +104,7 @@ async def test_a_lock_does_not_count_until_it_is_known_how_far_others_came() -> 
             await reader.lose()
             fake.broker.offsets[OFFSET] = 8
             del fake.broker.owners[OWN]
-            fake.broker.rules[RequestCode.QUERY_CONSUMER_OFFSET] = lambda *asked: 1
+            fake.broker.rules[RequestCode.QUERY_CONSUMER_OFFSET] = lambda *asked: (1, "busy")
             reader.go_on.set()
             assert not await reader.lock()
             fake.broker.rules.clear()
