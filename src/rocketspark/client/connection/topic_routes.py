@@ -110,7 +110,7 @@ class RouteCache:
         self._assumed: dict[str, TopicRoute] = {}
         self._write_queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._brokers: dict[str, BrokerData] = {}
-        self._pull_settings: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._fetches: dict[str, asyncio.Task[TopicRoute]] = {}
         self._fetched_s: dict[str, float] = {}
         # At the last refresh no NameServer answered.
         self._is_lost = False
@@ -174,15 +174,15 @@ class RouteCache:
 
     def begin_refresh(self, topic: str) -> asyncio.Task[TopicRoute]:
         """Have the topic's route fetched, unless it is being fetched already; nobody need wait for it."""
-        task = self._pull_settings.get(topic)
+        task = self._fetches.get(topic)
         if task is None:
             task = asyncio.ensure_future(self._fetch(topic))
-            self._pull_settings[topic] = task
+            self._fetches[topic] = task
             task.add_done_callback(lambda done: self._ended(topic, done))
         return task
 
     def _ended(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
-        self._pull_settings.pop(topic, None)
+        self._fetches.pop(topic, None)
         if not task.cancelled():
             task.exception()  # Looked at here, in case that nobody waits for it any more.
 
@@ -358,6 +358,6 @@ class RouteCache:
 
     async def close(self) -> None:
         """Close the connections to the NameServers."""
-        for task in list(self._pull_settings.values()):
+        for task in list(self._fetches.values()):
             task.cancel()
         await self._connections.close()
