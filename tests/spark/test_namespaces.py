@@ -24,9 +24,10 @@ from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.dedupe import SeenReader
 from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.restore_tasks import queue_offsets, read_offsets, topic_reader
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ReadAllAvailable
-from rocketspark.tables.offset_ranges import NAMESPACE_KEY
+from rocketspark.tables.offset_ranges import NAMESPACE_KEY, made_of
 from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster, run_cluster
 
@@ -139,6 +140,19 @@ def test_an_archive_of_another_namespace_is_refused(own_cluster: Cluster, spaces
     with pytest.raises(ConfigError, match=OTHER if first else CANNOT_TELL):
         archived(second, "u")
     assert target.offsets == noted
+
+
+def test_a_replay_reads_a_namespace_by_offsets_of_its_own(own_cluster: Cluster) -> None:
+    reader = topic_reader(Connection(own_cluster.namesrv, "two"), "t", READ_SCHEMA)
+    begin, end = reader.initialOffset(), reader.end_now()
+    rows = [
+        body
+        for queue, last in queue_offsets("t", end).items()
+        for batch in read_offsets(reader, "t", queue, 0, last, made_of(begin))
+        for body in batch.column("body").to_pylist()
+    ]
+    assert sorted(rows) == [b"%d" % i for i in range(5)]
+    reader.stop()
 
 
 @pytest.mark.every_spark

@@ -170,10 +170,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             cluster = self._open()
             bounds = cluster.bounds(queues_of(cluster, self._options))
             self._newest = {queue: found.next for queue, found in bounds.items()}
-            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | self._marks(making_of(bounds))
+            self._initial = dict(to_json(starts(cluster, bounds, self._options))) | self.marks(making_of(bounds))
             return self._initial
 
-    def _marks(self, made: Made) -> dict[str, Any]:
+    def marks(self, made: Made) -> dict[str, Any]:
         """Return the entries of an offset that hold no queue."""
         namespace = self._options.access.namespace
         return made_json(made) | ({NAMESPACE_KEY: namespace} if namespace else {})
@@ -249,7 +249,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._triggered_s = self._clock_s()
             now = making_of(bounds)
             known = made | {key: at if key[0] == EACH_TOPIC else max(at, made.get(key, 0)) for key, at in now.items()}
-            table: dict[str, Any] = dict(to_json(ends)) | self._marks(known)
+            table: dict[str, Any] = dict(to_json(ends)) | self.marks(known)
             # Spark's log tells where a micro-batch ends; where queues begin that are in no earlier one stands here.
             if start == self._initial:
                 table[START_KEY] = to_json(begin)

@@ -37,7 +37,7 @@ from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
-from rocketspark.tables.offset_ranges import Made, made_json, made_of, to_json
+from rocketspark.tables.offset_ranges import Made, made_of, to_json
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read.executor_queries import broker_away
 from rocketspark.transport.retries import Retries, RetryRule
@@ -158,7 +158,7 @@ def read_offsets(
     these offsets were told; rows of one that was made later are none of them.
     """
     source = MessageQueue(topic, *queue)
-    for partition in reader.partitions(to_json({source: first}), {**to_json({source: end}), **made_json(made)}):
+    for partition in reader.partitions(to_json({source: first}), {**to_json({source: end}), **reader.marks(made)}):
         yield from reader.read(partition)
 
 
