@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ from rocketspark.admin import Admin
 from rocketspark.client import Producer
 from rocketspark.client.connection import client_api
 from rocketspark.model import MessageQueue
-from rocketspark.testing import Cluster
+from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.spark_features import ReadAllAvailable
+from rocketspark.tables.options import parse_read
+from rocketspark.testing import Cluster, run_cluster
 
 NAME = "__syslo__global__"
 QUEUES = 2
@@ -75,3 +80,20 @@ def test_spark_reads_a_static_topic_over_a_move(spark: SparkSession, cluster: Cl
         between = json.dumps({TOPIC: {NAME: {"0": 12, "1": -1}}})
         assert frame.option("startingOffsets", between).load().count() == 10
         admin.delete_topic(TOPIC)
+
+
+@pytest.mark.shows("mended: a stream that reads a static topic shows its progress on one of the topic's brokers alone")
+def test_progress_is_shown_on_each_broker_that_leads_a_queue(caplog: pytest.LogCaptureFixture) -> None:
+    with run_cluster(brokers=2) as cluster, Admin(cluster.namesrv) as admin:
+        assert admin.create_static_topic(TOPIC, QUEUES).leaders == {0: "broker-a", 1: "broker-b"}
+        send(cluster, 0, 6)
+        given = {"namesrv": cluster.namesrv, "topic": TOPIC, "startingOffsets": "earliest", "consumerGroup": "shown"}
+        reader = StreamReader(READ_SCHEMA, parse_read(given, streaming=True))
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        with caplog.at_level(logging.WARNING, "rocketspark.spark"):
+            reader.commit(end)
+        reader.stop()
+        assert not caplog.records
+        again = StreamReader(READ_SCHEMA, parse_read(given | {"startingOffsets": "committed"}, streaming=True))
+        assert again.initialOffset()[TOPIC] == {NAME: {"0": 3, "1": 3}}
+        again.stop()

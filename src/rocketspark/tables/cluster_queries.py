@@ -448,8 +448,9 @@ class ClusterQueries:
     async def _register(self, queues: list[MessageQueue], group: str) -> None:
         client = f"{socket.gethostname()}@{os.getpid()}#spark"
         consumer = bodies.ConsumerData(group_name=group, consume_type="CONSUME_ACTIVELY")
-        for queue in {queue.broker_name: self._access.wire_queue(queue) for queue in queues}.values():
-            broker = await self._connections.get(await self._routes.find_master(queue))
+        # By address: the logical queues of a static topic name no broker.
+        for address in {await self._routes.find_master(self._access.wire_queue(queue)): None for queue in queues}:
+            broker = await self._connections.get(address)
             await client_api.heartbeat(broker, bodies.Heartbeat(client_id=client, consumer_data_set=[consumer]))
             await client_api.unregister(broker, client, consumer_group=group)
 
