@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.conftest import Place
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, s3_store
 from tests.spark.test_batch_read import error_of
+from tests.support.golden_stores import unpack_all
 from tests.unit.store.readonly.test_tier_in_objects import copy
 from tests.unit.store.tiered.test_java_tier import VECTOR
 
@@ -168,8 +168,7 @@ def test_a_backup_is_read_without_its_broker(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.shows("second tier: Spark reads a broker's folder in it, and one in an object store")
 def test_a_second_tier_is_read_without_its_broker(spark: SparkSession, tmp_path: Path) -> None:
-    with tarfile.open(VECTOR) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_all(VECTOR, tmp_path)
     folder = f"{tmp_path}/running/tier/212d6b50_DefaultCluster/broker-a"
     with s3_store("bucket") as server:
         place = ObjectStore(f"http://127.0.0.1:{server.port}", ACCESS_KEY, SECRET_KEY)

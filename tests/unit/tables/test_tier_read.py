@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.support.golden_stores import unpack_all
 from tests.unit.store.tiered.test_java_tier import VECTOR
 
 from rocketspark import MessageQueue
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.shows("second tier: the option store reads a broker's f
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with tarfile.open(VECTOR) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_all(VECTOR, tmp_path)
     return tmp_path / "stopped/tier/212d6b50_DefaultCluster/broker-a"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 from tests.spark.lakehouse.s3 import ACCESS_KEY, SECRET_KEY, Store, s3_store
+from tests.support.golden_stores import unpack_all
 from tests.unit.store.tiered.test_java_tier import VECTOR
 
 from rocketspark import MessageQueue
@@ -55,8 +55,7 @@ class Copied(NamedTuple):
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
     top = tmp_path_factory.mktemp("tier")
-    with tarfile.open(VECTOR) as archive:
-        archive.extractall(top, filter="data")
+    unpack_all(VECTOR, top)
     folder = top / "stopped/tier" / BROKER
     with s3_store("bucket") as server:
         endpoint = f"http://127.0.0.1:{server.port}"

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
+from tests.support.golden_stores import unpack_all
 
 from rocketspark.protocol.message import record
 from rocketspark.store.files.system_calls import OsFiles
@@ -28,8 +28,7 @@ SIZES = {"log_bytes": 16 * 1024, "queue_bytes": 20 * 40, "index_slots": 50, "ind
 
 @pytest.fixture(params=["running", "stopped"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with tarfile.open(VECTOR) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_all(VECTOR, tmp_path)
     found: Path = tmp_path / request.param
     return found
 
@@ -110,8 +109,7 @@ def _unit(stored: memoryview | None, code: int) -> NewUnit:
 
 
 def test_a_growing_key_file_becomes_the_same_segment(tmp_path: Path) -> None:
-    with tarfile.open(VECTOR) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_all(VECTOR, tmp_path)
     segments = sorted((tmp_path / "stopped/tier").rglob("*rmq_sys_INDEX/0/INDEX/*"), key=lambda p: p.name[8:])
     growing = sorted((tmp_path / "running/store/tiered_index_file").iterdir())
     assert len(segments) == len(growing) == 4
