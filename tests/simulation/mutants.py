@@ -35,7 +35,7 @@ class Planted(NamedTuple):
     file: str
     text: str
     defect: str
-    seed: int = 1
+    seed: int | str = 1
     shape: dict[str, Any] = {}
     scenario: str = ""
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,12 +27,12 @@ def server() -> subprocess.Popen[str]:
     )
 
 
-def outcomes(scenario: str, *seeds: int) -> list[dict[str, Any]]:
+def outcomes(scenario: str, *seeds: int | str) -> list[dict[str, Any]]:
     """Run seeds of a scenario, each in a process of its own."""
     return outcomes_of([(scenario, seed) for seed in seeds])
 
 
-def outcomes_of(pairs: list[tuple[str, int]]) -> list[dict[str, Any]]:
+def outcomes_of(pairs: Sequence[tuple[str, int | str]]) -> list[dict[str, Any]]:
     """Run a seed of each scenario, each in a process of its own."""
     asked, answers = server().stdin, server().stdout
     assert asked is not None
