@@ -25,7 +25,7 @@ QUICK = {
     "enablePropertyFilter": "true",
     "messageDelayLevel": "1s 2s" + " 1s" * 16,
     # One a second: a slow machine would see the last of them.
-    "transactionCheckMax": "10000",
+    "transactionCheckMax": "300",
     **PATIENT,
 }
 
