@@ -339,7 +339,7 @@ def reads_as_without_decoding(
     "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
     "meanwhile; merging, restore and audit beside them"
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ONE_NOW)
 def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, where = f"decoded-{table_format}", {"place": str(tmp_path / "table")}
     small = "smallint" if table_format == "delta" else "int"
