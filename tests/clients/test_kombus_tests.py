@@ -46,7 +46,8 @@ class Draining(Connection):
     """Delivers all that is there in one call, as connections of AMQP do; virtual transports deliver one message."""
 
     def drain_events(self, timeout: float | None = None, **more: Any) -> Any:
-        super().drain_events(timeout=timeout, **more)
+        # Kombu's second is too short for a machine that does other work.
+        super().drain_events(timeout=timeout and max(timeout, 10), **more)
         while True:
             try:
                 super().drain_events(timeout=0.3)
