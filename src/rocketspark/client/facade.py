@@ -61,7 +61,7 @@ class Facade(Generic[C]):
         self._wait_closed: Callable[[], None] | None = None
         self._unreferenced: weakref.finalize[..., Any] | None = None
         # Called last of all if nobody closes it; must not lead to it.
-        self._at_end: Callable[[], object] = _nothing
+        self._at_end: Callable[[], object] = lambda: None
 
     @property
     def _loop(self) -> LoopThread:
@@ -128,10 +128,6 @@ class Facade(Generic[C]):
     def client_id(self) -> str:
         """Return the id brokers know this client by."""
         return self._core.client_id
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _end_unreferenced(thread: LoopThread, core: Core, at_end: Callable[[], object]) -> None:

@@ -283,11 +283,7 @@ class InSyncReplicas:
         store, members = self._store, self.set.all_members
         all_ack = self._settings.all_ack_in_sync_set
         end = store.written_position
-        acked = {
-            c.link.replica_id: c.link.acked
-            for c in self._listener.connections
-            if c.is_open and c.link.replica_id is not None
-        }
+        acked = self._acked()
         before = self.confirmed
         self.confirmed = max(
             before,
@@ -302,9 +298,16 @@ class InSyncReplicas:
 
     def is_held_by_others(self) -> bool:
         """Tell whether all others of the set hold the whole log."""
-        end = self._store.written_position
-        holding = {c.link.replica_id for c in self._listener.connections if c.is_open and c.link.acked >= end}
-        return self.set.all_members - {self.set.own_id} <= holding
+        end, acked = self._store.written_position, self._acked()
+        return all(acked.get(member, -1) >= end for member in self.set.all_members - {self.set.own_id})
+
+    def _acked(self) -> dict[int, int]:
+        """Return the position up to which each replica that is connected says that it holds the log."""
+        return {
+            c.link.replica_id: c.link.acked
+            for c in self._listener.connections
+            if c.is_open and c.link.replica_id is not None
+        }
 
     # -- asking the controller ------------------------------------------------------------------------------------
 

@@ -194,10 +194,6 @@ class PullSettings(NamedTuple):
     columns: bool = False
 
 
-def _always(queue: MessageQueue) -> bool:
-    return True
-
-
 class PullerCalls(NamedTuple):
     """What a puller calls of its owner.
 
@@ -213,7 +209,7 @@ class PullerCalls(NamedTuple):
     moved: Callable[[Puller, int, bool], None]
     set_aside: Callable[[Puller, list[ReceivedMessage]], None] | None = None
     refused: Callable[[RocketSparkError], None] | None = None
-    may_commit: Callable[[MessageQueue], bool] = _always
+    may_commit: Callable[[MessageQueue], bool] = lambda queue: True
 
 
 class Puller:

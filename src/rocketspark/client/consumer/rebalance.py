@@ -569,8 +569,7 @@ class Rebalance:
                         # It is committed with what is read next.
                         log.warning("group %s: offset %d of %s is not committed", self.group, offsets[queue], queue)
                 finally:
-                    if self.pullers.get(queue) is puller and not puller.leaving and not self._closed:
-                        self._begin(queue, offsets[queue])
+                    self._replace(puller, offsets[queue])
             log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
 
     async def _catch_up(self, queue: MessageQueue) -> None:
@@ -592,9 +591,13 @@ class Rebalance:
         async with self._one_reset:
             if self._calls.settled is not None:
                 await self._calls.settled(puller)
-            if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
-                assert puller.reset_to is not None
-                self._begin(puller.queue, puller.reset_to)
+            assert puller.reset_to is not None
+            self._replace(puller, puller.reset_to)
+
+    def _replace(self, puller: Puller, offset: int) -> None:
+        """Go on with the queue of a puller that was dropped, unless somebody else decided about it meanwhile."""
+        if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
+            self._begin(puller.queue, offset)
 
     async def _sample(self) -> None:
         while True:
