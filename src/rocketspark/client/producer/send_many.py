@@ -37,6 +37,8 @@ from rocketspark.protocol.message.message_ids import joined_ids
 
 # Each doubling up to here takes less of the processor, of both sides; more saves nothing.
 BATCH_BYTES = 512 << 10
+# Larger batches that a broker calls illegal may be too large for it (maxMessageSize); of smaller ones a row is wrong.
+BATCH_BYTES_LEAST = 4 << 10
 # Of one call: requests, and bytes of them. A broker refuses what waits there for 200 ms, and should not come to that.
 IN_FLIGHT_MAX = 256
 IN_FLIGHT_BYTES_MAX = 2 << 20
@@ -58,8 +60,10 @@ class RowsSend(InFlightSend, kw_only=True):
         self.told(self, result, error)
 
     def is_refused(self, error: BaseException | None) -> bool:
-        """Tell whether its broker takes half messages one by one alone."""
+        """Tell whether its broker takes half messages one by one alone, or maybe smaller batches; none is stored."""
         code = error.code if isinstance(error, SendFailed | ServerError) else 0
+        if code == ResponseCode.MESSAGE_ILLEGAL:
+            return self.end - self.at > 1 and len(self.out.body) > BATCH_BYTES_LEAST
         return code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and self.out.code == RequestCode.SEND_HALF_BATCH
 
     def _tell_failure(self, cause: RocketSparkError, queue: MessageQueue) -> None:
@@ -237,7 +241,8 @@ class RowsInFlight:
         lane.in_flight -= 1
         self._room.leave(int(self._ends[send.end] - self._ends[send.at]))
         if send.is_refused(error):
-            self._one_by_one(send, lane)
+            assert isinstance(error, SendFailed | ServerError)
+            self._again(send, lane, one_by_one=error.code != ResponseCode.MESSAGE_ILLEGAL)
             return
         self._outcomes.append(RowsOutcome(send.at, send.end, result, error))
         self._failures = self._failures + 1 if error is not None else 0
@@ -249,11 +254,14 @@ class RowsInFlight:
             self._leave(lane, error)
         self._woken.set()
 
-    def _one_by_one(self, send: RowsSend, lane: Lane) -> None:
-        """Send the rows of a batch of half messages that was refused by themselves, and those that follow."""
-        lane.one_by_one = True
+    def _again(self, send: RowsSend, lane: Lane, *, one_by_one: bool) -> None:
+        """Send the rows of a batch that was refused, and those that follow, in smaller batches or by themselves."""
+        if one_by_one:
+            lane.one_by_one = True
+        else:
+            self._batch_bytes = min(self._batch_bytes, max(len(send.out.body) // 2, BATCH_BYTES_LEAST))
         if lane.queue is None:
-            lane = Lane(send.at, send.end, one_by_one=True)
+            lane = Lane(send.at, send.end, one_by_one=one_by_one)
         else:
             lane.at = send.at
         if lane not in self._lanes:

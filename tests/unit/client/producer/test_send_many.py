@@ -85,6 +85,34 @@ async def test_batches_take_turns_and_are_cut_by_size(small_batches: None) -> No
 
 
 @in_loop
+async def test_what_is_too_large_for_a_broker_is_sent_in_smaller_batches(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a row that is too large by itself, which fails alone, or with those that follow it to its queue."""
+    monkeypatch.setattr(send_many, "BATCH_BYTES_LEAST", 200, raising=False)
+    bodies = [b"%03d" % row + b"." * (50 + row % 7 + (row == 40) * 800) for row in range(100)]
+    for keys in (None, [f"key-{row % 5}" for row in range(100)]):
+        async with Fake(2, t=2) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
+            for broker in fake.brokers:
+                broker.rules[SEND] = broker.rules[BATCH] = lambda header, body: (
+                    (ResponseCode.MESSAGE_ILLEGAL, "too large") if len(body) > 350 else None
+                )
+            result = await producer.send_many("t", bodies, sharding_keys=keys)
+            found = [[each.body for each in records] for broker in fake.brokers for records in stored(broker).values()]
+            failed = set(np.flatnonzero(result.failed).tolist())
+            assert sorted(body for bodies_of in found for body in bodies_of) == [
+                body for row, body in enumerate(bodies) if row not in failed
+            ]
+            if keys is None:
+                assert failed == {40}
+            else:
+                of_queue = {row for row in range(40, 100) if keys[row] in {keys[each] for each in failed}}
+                assert 40 in failed
+                assert failed == of_queue
+                assert all(records == sorted(records) for records in found)
+
+
+@in_loop
 async def test_no_rows() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
         result = await producer.send_many("unknown", [])

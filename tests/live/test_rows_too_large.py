@@ -1,0 +1,58 @@
+"""Rows in batches before a broker whose `maxMessageSize` is less than a batch's: they go in smaller ones, each once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rocketspark.client import PullConsumer, TransactionProducer, TransactionState
+from rocketspark.testing import run_cluster
+
+pytestmark = pytest.mark.shows(
+    "send_many and rows in a transaction before a broker with a small maxMessageSize: smaller batches, each row once; "
+    "one too large row rolls back the transaction"
+)
+# For a machine that is busy with other things.
+PATIENT: dict[str, Any] = {"send_timeout_ms": 60_000}
+BODIES = [b"%04d" % row + b"." * 1000 for row in range(600)]
+
+
+class Bank:
+    """Commits all."""
+
+    def execute(self, message: Any, transaction: Any) -> TransactionState:
+        raise AssertionError("it is not asked for rows")
+
+    def execute_many(self, transaction: Any) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check(self, message: Any) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+
+def test_rows_go_in_batches_that_the_broker_takes() -> None:
+    with run_cluster(message_bytes_max=32 << 10) as cluster:
+        with TransactionProducer(cluster.namesrv, "pg", listener=Bank(), **PATIENT) as producer:
+            producer.create_topic("t", queue_count=4)
+            plain = producer.send_many("t", BODIES)
+            assert plain.errors == [None] * 600
+            keys = [f"k{row % 3}" for row in range(600)]
+            kept = producer.send_many_in_transaction("t", BODIES, sharding_keys=keys, tags="kept")
+            assert (kept.state, kept.sent.errors) == (TransactionState.COMMIT, [None] * 600)
+            rows = [*BODIES[:300], random.Random(1).randbytes(60_000), *BODIES[300:]]
+            dropped = producer.send_many_in_transaction("t", rows, tags="dropped")
+            assert dropped.state is TransactionState.ROLLBACK
+            assert [row for row, error in enumerate(dropped.sent.errors) if error] == [300]
+        consumer = PullConsumer(cluster.namesrv, "g", consume_from="first")
+        consumer.subscribe("t")
+        found = []
+        with consumer:
+            while len(found) < 1200:
+                found += consumer.poll(timeout_ms=1000)
+        assert sorted(m.body for m in found if m.tag is None) == BODIES
+        assert sorted(m.body for m in found if m.tag == "kept") == BODIES
+        for queue in {m.queue for m in found}:
+            mine = [m.body for m in found if m.queue == queue and m.tag == "kept"]
+            assert mine == sorted(mine)
