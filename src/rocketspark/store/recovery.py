@@ -151,6 +151,9 @@ def recover(
         # Files of queues are missing or damaged beyond what the checkpoint promises: make all anew from the log.
         found = _replay(log, queues, index, oldest, covered, deleted, thorough=True)._replace(remade=True)
         queues.begin_noted(found.end)
+    if crashed:
+        # The last flush may have failed: then the system's memory has what the disk has not, and calls it written.
+        log.mapped_files.write_again(safe, found.end)
     log.damaged = found.skipped
     doubtful, log.doubtful = log.doubtful, {}
     for position, size in doubtful.items():

@@ -78,20 +78,11 @@ class RaftLog:
             for change in msgspec.msgpack.decode(payload):
                 self._take(change)
             at += _RECORD.size + len(payload)
-        if at < len(content):
-            if not _is_torn(content, at):
-                raise ConfigError(f"{self.path} is damaged: {START_ANEW}")
-            # The last write did not end; nobody was told what it was to hold. What is left of it must not be read
-            # after the next record, either.
-            self._rewrite()
-            return
-        try:
-            # Its process may have ended before its last writes were synced, and what is here is counted on from now on.
-            self._files.sync_file(self.path)
-            self._files.sync_directory(self._folder)
-        except OSError as e:
-            raise failure(e, "flush", self.path) from e
-        self._end = at
+        if at < len(content) and not _is_torn(content, at):
+            raise ConfigError(f"{self.path} is damaged: {START_ANEW}")
+        # What is here is counted on from now on, and if a sync failed another one would not write it. Of a last write
+        # that did not end nobody was told; what is left of it must not be read after the next record.
+        self._rewrite()
 
     def _take(self, change: list[Any]) -> None:
         kind = change[0]

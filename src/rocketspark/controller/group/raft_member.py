@@ -420,11 +420,12 @@ class RaftMember(SyncObj):  # type: ignore[misc]
         try:
             snapshot = self._read(path)
             try:
-                # One that another member sent has been written, and no more.
-                self._files.sync_file(path)
+                # One that another member sent has been written, and no more; a sync of it may have failed before.
+                self._files.write_file(f"{path}.again", encode_snapshot(snapshot))
+                self._files.replace(f"{path}.again", path)
                 self._files.sync_directory(self._folder)
             except OSError as e:
-                raise failure(e, "flush", path) from e
+                raise failure(e, "write", path) from e
         except RocketSparkError as e:
             self.failure = e
             raise

@@ -53,15 +53,15 @@ class Unit(NamedTuple):
 class Segment:
     """One segment, mapped. `count`: of its units; `end`: bytes of its records. One thread writes, others may read."""
 
-    __slots__ = ("_failed", "_files", "_flushed", "_places", "_units", "base", "count", "end", "view")
+    __slots__ = ("_failed", "_files", "_flushed", "_maps", "_places", "_units", "base", "count", "end", "view")
 
     def __init__(self, places: Places, base: int, files: OsFiles) -> None:
         """Open the files of a segment, which must be there. Raises OSError."""
         self._places = places
         self._files = files
         self.base = base
-        self.view = memoryview(files.map(self.log_path))
-        self._units = memoryview(files.map(self.units_path))
+        self._maps = files.map(self.log_path), files.map(self.units_path)
+        self.view, self._units = memoryview(self._maps[0]), memoryview(self._maps[1])
         # Units that are on the disk; -1: what is there was changed.
         self.count = self.end = self._flushed = 0
         self._failed: OSError | None = None
@@ -115,6 +115,9 @@ class Segment:
             return True
         right = [self._packed(unit) for unit in self._found()]
         if whole and len(right) == self.count:
+            # The last flush may have failed: the kernel takes all of it for written then.
+            for mapped, end in zip(self._maps, (self.end, self.count * BATCH_UNIT_BYTES), strict=True):
+                self._files.write_again(mapped, 0, end)
             # Whatever a power cut took from the end of one that was closed, it took the mark, too.
             return not closed or bytes(behind) in (_END_UNIT, b"")
         try:

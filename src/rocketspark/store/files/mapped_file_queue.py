@@ -256,6 +256,16 @@ class MappedFileQueue:
         except OSError as e:
             raise failure(e, "write", self.path(start), len(content)) from e
 
+    def write_again(self, begin: int, end: int) -> None:
+        """Have bytes [begin, end) written once more by the next flush, as an earlier one may have failed. Raises
+        StoreUnwritable.
+        """
+        for start in self.starts:
+            # Behind its last record a file has no blocks.
+            at, stop = max(begin - start, 0), min(end - start, self.size)
+            if at < stop and at < (stop := min(stop, self.data_end(start))):
+                self.files.write_again(self.get(start).map, at, stop)
+
     def cut(self, end: int) -> None:
         """Remove every byte from offset `end` on: later files go, the rest of its own file becomes zero."""
         while self.starts and self.starts[-1] >= end and len(self.starts) > 1:

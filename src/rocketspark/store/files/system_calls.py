@@ -272,6 +272,14 @@ class OsFiles:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
+    def write_again(self, mapped: mmap.mmap, at: int, end: int) -> None:
+        """Have the pages of bytes [at, end) of a map count as changed, so that the next flush writes them.
+
+        After a flush that failed the kernel takes them for written, whoever flushes next. They must have blocks.
+        """
+        pages = memoryview(mapped)[at - at % PAGE : end : PAGE]
+        pages[:] = bytes(pages)
+
     def sync_file(self, path: str) -> None:
         """Put all writes to a file, by any of its maps, on the disk."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -346,6 +346,8 @@ class TimerFiles:
             slot = self.wheel.get(time_ms)
             if slot is None or slot.last != position:
                 self._relink(time_ms, position)
+            else:
+                self.wheel.write_again(time_ms)
         times, lasts = self.wheel.slots(self.checkpoint.read_time_ms)
         lost = {time_ms: -1 for time_ms, last in zip(times, lasts, strict=True) if last >= self.log.end}
         if lost:

@@ -90,7 +90,10 @@ class TimerLog:
         self.end = self._find_end(at)
         if record_end is not None:
             self.end = self._end_before(at, record_end)
-        self._reserved = self._flushed = self.end
+        self._reserved = self.end
+        # No checkpoint counts on what follows `at`, and a flush of it may have failed.
+        self._flushed = min(at, self.end)
+        mapped_files.write_again(at, self.end)
         if self._anything_after(self.end):
             mapped_files.cut(self.end)
         return at

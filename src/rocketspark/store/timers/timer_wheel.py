@@ -134,6 +134,12 @@ class TimerWheel:
         self._view[at : at + _SLOT.size] = _SLOT.pack(number, *slot)
         self._dirty = True
 
+    def write_again(self, time_ms: int) -> None:
+        """Have a slot that was written be written once more by the next flush, as an earlier one may have failed."""
+        at = time_ms // self.precision_ms % SLOT_COUNT * _SLOT.size
+        self._files.write_again(self._mapped, at, at + _SLOT.size)
+        self._dirty = True
+
     def slots(self, from_ms: int) -> tuple[list[int], list[int]]:
         """Return the times in ms of all slots that are not before `from_ms`, ascending, and the position of each one's
         last unit in the timer log. Holes in the file are not read.
