@@ -18,7 +18,7 @@ from rocketspark.controller.settings import ControllerSettings
 from rocketspark.errors import RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
+from rocketspark.protocol.headers.controller import CONTROLLER_ASKS, ElectMasterHeader, ElectMasterReply
 from rocketspark.protocol.json import bodies
 from rocketspark.protocol.json.operator_bodies import SyncStateSet
 from rocketspark.transport.connections import Connections
@@ -71,6 +71,8 @@ class Elections:
         # Elections of the controller's own, by the broker's name.
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._held: set[asyncio.Task[Decision]] = set()
+        # By set and registered broker: why its last election had no result, as the log has it.
+        self._told: dict[str, dict[int, str]] = {}
 
     async def hold(self, h: ElectMasterHeader, why: str) -> Decision:
         """Elect a master, tell the brokers, and return the answer. `why`: the reason, for the log. Raises StoreError.
@@ -95,6 +97,7 @@ class Elections:
         decision = await self._journal.carry_out(decide)
         answer = decision.header
         if decision.code == 0 and isinstance(answer, ElectMasterReply):
+            self._told.pop(h.broker_name, None)
             log.info(
                 "%s: %d (%s) is master in epoch %d: %s",
                 h.broker_name,
@@ -105,9 +108,18 @@ class Elections:
             )
             if self._settings.notify:
                 self._tell(h.broker_name, answer)
-        elif decision.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST:
+        elif decision.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST and self._is_news(h, decision.remark or ""):
             log.warning("%s has no new master (%s): %s", h.broker_name, why, decision.remark)
         return decision
+
+    def _is_news(self, h: ElectMasterHeader, remark: str) -> bool:
+        """Tell whether an election without a result has another reason than the last: each broker asks every second."""
+        s = self._journal.sets.get(h.broker_name)
+        if s is None or h.broker_id not in (*s.replicas, CONTROLLER_ASKS):
+            return True
+        told = self._told.setdefault(h.broker_name, {})
+        before, told[h.broker_id] = told.get(h.broker_id), remark
+        return before != remark
 
     def _tell(self, broker_name: str, answer: ElectMasterReply) -> None:
         s = self._journal.sets.get(broker_name)

@@ -464,3 +464,29 @@ def test_a_controller_that_keeps_a_living_master_is_told_another_one(
         assert asked[2:] == [(1, False)]
 
     asyncio.run(main())
+
+
+def test_that_nobody_can_be_elected_is_one_line_until_the_reason_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Nobody(FakeController):
+        why = "none is alive"
+
+        async def replica_info(self, name: str) -> SetState:
+            return SetState(None, None, frozenset(), 0)
+
+        async def elect(self, cluster: str, name: str, broker_id: int) -> Elected:
+            raise ServerError(CODE.CONTROLLER_ELECT_MASTER_FAILED, self.why, address="c", doing="elect")
+
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        controller: Any = Nobody({})
+        broker.manager._controller = controller
+        for why in ("none is alive", "none fits"):
+            controller.why = why
+            for _ in range(3):
+                await broker.manager._tried("look", broker.manager._look)
+
+    asyncio.run(main())
+    lines = [line for line in caplog.messages if line.startswith("no master can be elected yet: ")]
+    assert [line.rpartition(": ")[2] for line in lines] == ["none is alive", "none fits"]
