@@ -472,6 +472,11 @@ def test_an_import_of_a_file_that_changed(cluster: Cluster, tmp_path: Path, caps
         # Twice at once each row would be sent twice.
         said = run(capsys, "import", str(file), "--topic", "orders-1", *at, code=1)
         assert "f.jsonl.orders-1.sent.lock is in use by another run" in said
+    # The same servers in another order are no other cluster.
+    listed = (cluster.namesrv, cluster.namesrv.replace("127.0.0.1", "localhost"))
+    for order in ("; ".join(listed), ",".join(listed[::-1])):
+        with import_file.Import(file, "orders-2", order, same_queues=False, anew=False) as same:
+            assert same.continued == 0
     file.write_text('{"body":"1"}\n{"body":"2"}\n')
     said = run(capsys, "import", str(file), "--topic", "orders-1", *at, code=1)
     assert "f.jsonl.orders-1.sent is of another file or cluster: --anew sends all of this one" in said

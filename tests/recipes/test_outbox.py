@@ -182,6 +182,22 @@ def test_a_failed_one_holds_back_its_own_key_alone(store: OutboxStore) -> None:
     run(main())
 
 
+@pytest.mark.shows("mended: `outbox relay --once`, run again and again, keeps every message that was sent for ever")
+def test_one_run_forgets_what_was_sent_long_ago(store: OutboxStore) -> None:
+    async def main() -> None:
+        for key in ("old", "new"):
+            async with outbox(FakeProducer(), store, keep_sent_ms=3_600_000) as box:
+                with store.database.transaction() as connection:
+                    store.add(connection, box.prepare("T", b"1", key, {}))
+                assert (await box.relay_once()).sent == 1
+            if key == "old":
+                store.database.create(["UPDATE rocketspark_outbox SET sent_ms = sent_ms - 3600001"])
+        assert store.count()[State.SENT] == 1
+        assert store.get("new").state is State.SENT
+
+    run(main())
+
+
 def test_back_off_doubles_up_to_its_bound(store: OutboxStore) -> None:
     async def main() -> None:
         producer = FakeProducer(lambda message: no_reply())

@@ -103,6 +103,7 @@ class Relay:
             if self._runs:
                 await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
         await self._settled()
+        await self._purge()
         now = self.relayed
         return Relayed(now.sent - before.sent, now.failed - before.failed, now.parked - before.parked)
 

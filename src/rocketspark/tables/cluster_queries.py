@@ -35,7 +35,7 @@ from rocketspark.tables.offset_ranges import EACH_TOPIC, Made, first_at_or_after
 from rocketspark.tables.option_values import matching
 from rocketspark.tables.options import READER_GROUP
 from rocketspark.tables.queue_bounds import OffsetBounds, QueuePart, is_of_other_store, of_parts, part_at
-from rocketspark.transport.connections import Connections
+from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.retries import RetryRule, again, is_retriable
 
@@ -90,7 +90,7 @@ class ClusterQueries:
         self._made_first: Made = {}
         # The parts of logical queues, as they were last known.
         self._parts: dict[MessageQueue, tuple[QueuePart, ...]] = {}
-        self._routes, self._connections = self._run(self._opened(namesrv.split(";")))
+        self._routes, self._connections = self._run(self._opened(parse_addresses(namesrv)))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)

@@ -33,6 +33,7 @@ from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import lost
 from rocketspark.tables.read.partition_planning import QueuePartition
 from rocketspark.tables.read_table import Prepared, prepared
+from rocketspark.transport.connections import in_one_form
 
 # How often it is noted how far the rows on the disk reach: what a kill costs.
 NOTED_S = 1.0
@@ -174,7 +175,8 @@ class _Export:
         how = (options.tags, options.sql, options.key, options.store, options.access.namespace, options.compacted)
         group = options.committed_group if COMMITTED in places else None
         decoded = options.decode and (options.decode.format, options.decode.mode)
-        return repr((self._kind, what, how, group, decoded, options.namesrv, str(self._schema)))
+        servers = in_one_form(options.namesrv) if options.namesrv else ""
+        return repr((self._kind, what, how, group, decoded, servers, str(self._schema)))
 
     def _found(self) -> Note | None:
         """Return what is noted of an earlier run; None if this is the first."""

@@ -18,6 +18,7 @@ from rocketspark.tables import file_rows
 from rocketspark.tables.client_access import Access
 from rocketspark.tables.cluster_queries import ClusterQueries, making_of, remade
 from rocketspark.tables.export_topic import locked, replace
+from rocketspark.transport.connections import in_one_form
 
 # What `making_of` returns, as JSON can hold it.
 Making = list[tuple[tuple[str, str], int]]
@@ -64,7 +65,7 @@ class Import:
         now = path.stat()
         self._path, self._same_queues = path, same_queues
         self._beside = path.with_name(f"{path.name}.{topic}.sent")
-        self._note = Note(now.st_size, now.st_mtime_ns, namesrv, 0)
+        self._note = Note(now.st_size, now.st_mtime_ns, in_one_form(namesrv), 0)
         self._anew, self.continued = anew, 0
         self._topic, self._access = topic, access
         self._alone = ExitStack()
@@ -81,6 +82,7 @@ class Import:
 
     def _begin(self) -> None:
         if not self._anew and (found := self._found()) is not None:
+            found = msgspec.structs.replace(found, namesrv=in_one_form(found.namesrv))
             if msgspec.structs.replace(found, rows=0, making=[]) != self._note:
                 raise UsageError(
                     f"{shown(str(self._beside))} is of another file or cluster: --anew sends all of this one"

@@ -60,6 +60,11 @@ def parse_addresses(addresses: str) -> list[str]:
     return found
 
 
+def in_one_form(addresses: str) -> str:
+    """Return a list of addresses as text that is the same however the same ones are listed. Raises ConfigError."""
+    return ";".join(sorted({address.lower() for address in parse_addresses(addresses)}))
+
+
 async def dial(
     address: str,
     routes: Routes | None = None,

@@ -426,6 +426,32 @@ def test_two_runs_at_once_are_refused(
     assert replay(cluster.namesrv, topic, copy).rows == 0
 
 
+@pytest.mark.shows("mended: `restore` and `replay` send all again if NameServers are listed in another order")
+def test_servers_in_another_order_are_the_same_replay(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    replay: Callable[..., restore.RestoreResult],
+) -> None:
+    topic, copy, third = (make_topic(queues=1, brokers=1) for _ in range(3))
+    load(topic, 5)
+    one = cluster.namesrv
+    other = one.replace("127.0.0.1", "localhost")
+    assert replay(f"{one};{other}", topic, copy).rows == 5
+    for listed in (f"{other};{one}", f"{one}, {other}", f"http://{other};{one};{one}"):
+        assert replay(listed, topic, copy).rows == 0
+    # The source's servers name the replay where the target is another cluster.
+    named = {restore._source_place(Connection(at), Connection("c:1")) for at in ("a:1;b:2", "b:2,a:1")}
+    assert len(named) == 1
+    assert restore._source_place(Connection("a:1;b:2"), Connection("b:2;a:1")) == ""
+    # A file that an earlier version named by the servers as they were listed goes on.
+    assert replay(f"{one};{other}", topic, third).rows == 5
+    with pytest.MonkeyPatch.context() as earlier:
+        earlier.setattr(restore, "in_one_form", str)
+        assert replay(f"{other};{one}", topic, third).rows == 5
+    assert replay(f"{other};{one}", topic, third).rows == 0
+
+
 def killed_before_its_note(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
     """Run a replay that is killed when all is sent, and nobody has noted it."""
     monkeypatch.setattr(restore, "QUIET_S", 0.05)

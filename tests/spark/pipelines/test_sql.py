@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,6 +130,22 @@ def test_nothing_is_deleted_unasked_and_no_batch_is_left_out(
     assert run(overwriting) == 7
     assert not (old / "notes.txt").exists()
     assert spark.read.json(str(old)).count() == 7
+
+
+@pytest.mark.shows("mended: `sql` refuses a stream's folder once its first start failed, or was killed, before a batch")
+def test_a_stream_into_files_whose_first_start_failed_goes_on(
+    spark: SparkSession, cluster: Cluster, producer: Producer, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, out = f"late-{uuid.uuid4().hex[:8]}", tmp_path / "out"
+    text = f"CREATE STREAMING SOURCE m USING rocketmq OPTIONS (topic '{topic}', startingOffsets 'earliest');"
+    plan = parse_sql(f"{text} CREATE SINK s USING json OPTIONS (path '{out}') AS SELECT tag FROM m", "late")
+    with pytest.raises(RocketSparkError, match="no topic"):
+        sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "c")
+    assert [path.name for path in out.iterdir()] == ["_spark_metadata"]
+    make_topic(name=topic)
+    fill(producer, topic, 0, 3)
+    assert sql.run(spark, plan, cluster.namesrv, checkpoint=tmp_path / "c").sinks[0].rows == 3
+    assert spark.read.json(str(out)).count() == 3
 
 
 def test_the_command_runs_statements(

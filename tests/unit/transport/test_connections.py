@@ -9,7 +9,7 @@ import pytest
 from tests.live.support import run, until
 
 from rocketspark.errors import ConfigError, ConnectionLost, NotSent
-from rocketspark.transport.connections import Connections, dial, parse_address, parse_addresses
+from rocketspark.transport.connections import Connections, dial, in_one_form, parse_address, parse_addresses
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
 from rocketspark.transport.server import Server
@@ -21,6 +21,7 @@ def test_addresses() -> None:
     assert parse_address("[::1]:65535") == ("::1", 65535)
     assert parse_addresses("a:1;b:2") == parse_addresses(" a:1 , b:2 ;") == ["a:1", "b:2"]
     assert parse_addresses("http://a:1") == ["a:1"]
+    assert in_one_form("b:2, A:1;b:2") == in_one_form("http://a:1;b:2") == "a:1;b:2"
 
 
 @pytest.mark.parametrize(

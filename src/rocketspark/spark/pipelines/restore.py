@@ -61,6 +61,7 @@ from rocketspark.spark.pipelines.parts.streaming import file_name
 from rocketspark.tables.cluster_queries import remade
 from rocketspark.tables.offset_ranges import made_of
 from rocketspark.tables.option_values import check_range
+from rocketspark.transport.connections import in_one_form
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -254,7 +255,8 @@ def _source_place(source: Connection, goal: Connection) -> str:
     """Return what tells a replay's source apart from others with the same topics and target: another cluster, or
     options that choose messages; "" if neither is given.
     """
-    cluster = [source.namesrv, source.namespace] if source[:2] != goal[:2] else []
+    servers, others = in_one_form(source.namesrv), in_one_form(goal.namesrv)
+    cluster = [servers, source.namespace] if (servers, source.namespace) != (others, goal.namespace) else []
     chosen = {name: value for name, value in source.choosing.items() if value}
     return msgspec.json.encode([*cluster, sorted(chosen.items())]).decode() if cluster or chosen else ""
 
@@ -327,8 +329,12 @@ class _Job:
         folder = Path(options.state) if options.state else folder
         refuse_object_store(folder, "the progress of a restore", "name a folder with --state")
         # A progress file that lies in its archive needs no `place`.
-        what = msgspec.json.encode([where.namesrv, where.namespace, *topics, self._wanted, *([place] if place else [])])
-        self._path = folder.absolute() / f"{file_name(*topics)}-{hashlib.sha256(what).hexdigest()[:12]}.json"
+        what = [where.namespace, *topics, self._wanted, *([place] if place else [])]
+        self._path = folder.absolute() / f"{file_name(*topics)}-{_digest([in_one_form(where.namesrv), *what])}.json"
+        # Earlier versions took the servers as they were listed.
+        listed = self._path.with_name(f"{file_name(*topics)}-{_digest([where.namesrv, *what])}.json")
+        if listed.exists():
+            self._path = listed
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -535,6 +541,10 @@ class _Job:
 
     def _save(self) -> None:
         replace_file(self._path, msgspec.json.encode(self.state))
+
+
+def _digest(what: list[Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
 def _offsets_at(where: Connection, topic: str, time_ms: int | None, otherwise: str) -> dict[Queue, int]:

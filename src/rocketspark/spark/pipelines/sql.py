@@ -401,7 +401,8 @@ def _check_stream(spark: SparkSession, sink: SinkPlace) -> None:
             f" Spark would leave out this one's up to there: name another folder, or with --checkpoint the one of the"
             f" query that wrote it (this is {sink.checkpoint})"
         )
-    if planned < 0 and entries(spark, sink.path):
+    # Spark makes its log's folder before it plans: a start that failed or was killed there leaves that alone.
+    if planned < 0 and set(entries(spark, sink.path)) - {_LOG}:
         raise ConfigError(
             f"sink {sink.name}: {sink.path} is not empty, and readers would not see what is there beside a stream's"
             " files: name another folder"

@@ -33,6 +33,7 @@ from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import typed_json
 from rocketspark.model.text import in_file_name
 from rocketspark.spark.lakehouse.object_store import refuse_plain_archive
+from rocketspark.tables.export_topic import named
 
 VERSION = 1
 FILES = "_files"
@@ -355,7 +356,7 @@ def alone(path: Path, otherwise: str) -> Iterator[None]:
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file's content so that a reader, also after a power failure, finds all of the old or all of the new."""
     fresh = path.with_name(f".{path.name}.tmp")
-    with fresh.open("wb") as file:
+    with named(fresh), fresh.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

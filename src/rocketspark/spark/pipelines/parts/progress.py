@@ -178,9 +178,10 @@ class Progress:
             for one in list(running):
                 query, tally = one
                 over = (ended or has_ended)(query)
-                for report in query.recentProgress:
+                for report in (recent := query.recentProgress):
                     if tally.add(report) and report["numInputRows"] and told is not None:
                         told(report)
+                tally.forget_all_but(recent)
                 if over:
                     running.remove(one)
                 elif stop_s is not None and (tally.is_between(query) or time.monotonic() >= stop_s):
@@ -223,8 +224,7 @@ class Tally:
 
     def add(self, report: Any) -> bool:
         """Count a report (a StreamingQueryProgress), unless it was counted; return whether it is new."""
-        key = (report["batchId"], report["timestamp"])
-        if key in self._reports:
+        if (key := _key(report)) in self._reports:
             return False
         self._reports.add(key)
         self.seen += 1
@@ -235,6 +235,10 @@ class Tally:
         self.lag = sum(known) if known else None
         return True
 
+    def forget_all_but(self, recent: Sequence[Any]) -> None:
+        """Keep in mind only these of the counted reports: Spark tells of no others again."""
+        self._reports.intersection_update(map(_key, recent))
+
     def mark(self) -> None:
         """Remember how many reports there are at the moment at which a stop is asked for."""
         self._marked = self.seen
@@ -242,6 +246,10 @@ class Tally:
     def is_between(self, query: StreamingQuery) -> bool:
         """Tell whether a query may be stopped: it has ended a micro-batch since `mark`, or is in none."""
         return self.seen > self._marked or not query.status["isTriggerActive"]
+
+
+def _key(report: Any) -> tuple[Any, Any]:
+    return report["batchId"], report["timestamp"]
 
 
 def step_report(

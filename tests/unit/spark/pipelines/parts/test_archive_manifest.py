@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -297,3 +298,20 @@ def test_closed_hours_that_would_fit_into_fewer_files_are_due() -> None:
     assert due([file("a", 90), file("b", 90)], end_ms + 5000, 5000, 100) == []
     assert due([*small, file("large", 100)], end_ms + 5000, 5000, 100) == [small]
     assert due([small[0], file("b", 1, "2026-11-21T07")], end_ms + 9_000_000, 5000, 100) == []
+
+
+@pytest.mark.shows("mended: `archive` and `restore` do not say which file a full disk has no room for")
+def test_the_file_that_a_full_disk_does_not_take_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "manifest.json"
+    archive_manifest.replace_file(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device.*manifest\.json"):
+            archive_manifest.replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    archive_manifest.replace_file(path, b"new")
+    assert path.read_bytes() == b"new"

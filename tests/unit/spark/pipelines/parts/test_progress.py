@@ -32,6 +32,19 @@ def test_each_report_counts_once() -> None:
     assert (tally.rows, tally.batches, tally.seen, tally.lag) == (15, 2, 3, None)
 
 
+@pytest.mark.shows("mended: a pipeline with `--interval` keeps something of each micro-batch until it ends")
+def test_of_a_long_query_only_recent_reports_are_kept() -> None:
+    class Long(Query):
+        def awaitTermination(self, seconds: float) -> bool:
+            self.recentProgress = self.recentProgress[-3:]
+            self.last, batch = self.last - 1, self.last
+            self.recentProgress.append(report(1000 - batch, self.rows))
+            return batch == 0
+
+    (tally,) = Progress("copy").watch_all([Long(1000)])  # type: ignore[list-item]
+    assert (tally.rows, tally.seen, len(tally._reports)) == (10_010, 1001, 4)
+
+
 def test_lag() -> None:
     end, latest = {"t": {"b": {"0": 3}}, "@start": {"t": {"b": {"0": 99}}}}, {"t": {"b": {"0": 10, "1": 2}}}
     assert lag_of(json.dumps(end), json.dumps(latest)) == lag_of(end, latest) == 9
