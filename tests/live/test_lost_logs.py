@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests.live.support import run, until
 from tests.live.test_controller_mode import group
 from tests.live.test_replication import producer
 
+from rocketspark.broker.replication import members
 from rocketspark.broker.replication.role import Role
 from rocketspark.controller import live_table
 from rocketspark.errors import ConfigError, LogMissing
@@ -63,8 +65,12 @@ def test_the_others_keep_what_one_lost(
             lose(disk)
             g.controller = g._controller(int(address.rpartition(":")[2]))
             await g.controller.start()
-            first = await g.start(1, **changes)
+            # Where it is known that there was a log another one that has it is waited for.
+            begun = asyncio.create_task(g.start(1, **changes))
+            if lose is not _log:
+                await begun
             second = await g.start(2, log_file_bytes=1 << 13)
+            first = await begun
             assert await g.in_sync(2) is second
             await until(lambda: first.store.written_position == second.store.written_position >= end)
             for broker in (first, second):
@@ -76,7 +82,7 @@ def test_the_others_keep_what_one_lost(
 
 
 @pytest.mark.shows("who alone is in sync keeps its number while its log's disk is not mounted")
-def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path) -> None:
+def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, away = tmp_path / "log", tmp_path / "away"
     changes = {"store_commit_log": str(log)}
 
@@ -87,6 +93,7 @@ def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path) -> None:
             await out.send(Message("T", b"kept"))
             await g.stop(1)
             log.rename(away)
+            monkeypatch.setattr(members, "HOLDER_WAIT_S", 0.0)
             with pytest.raises(LogMissing, match="no file of it is there: mount"):
                 await g.start(1, **changes)
             await g.controller.close()
@@ -100,6 +107,42 @@ def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path) -> None:
             first = await g.start(1, **changes)
             await until(lambda: first.role.kind is Role.MASTER)
             assert [r.body for r in first.store.iterate(0) if r.topic == b"T"] == [b"kept"]
+
+    run(main())
+
+
+@pytest.mark.shows("replicas whose logs' disks are all away at once wait for them, and keep their numbers")
+def test_all_ask_for_their_logs_disks_where_all_are_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "HOLDER_WAIT_S", 0.0)
+    disks = {number: tmp_path / f"disk{number}" for number in (1, 2)}
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1, store_commit_log=str(disks[1]))
+            await until(lambda: first.role.kind is Role.MASTER)
+            second = await g.start(2, store_commit_log=str(disks[2]))
+            await g.in_sync(2)
+            for number in range(COUNT):
+                await out.send(Message("T", b"%d" % number))
+            await until(lambda: second.store.written_position == first.store.written_position)
+            for number in (2, 1):
+                await g.stop(number)
+            for disk in disks.values():
+                disk.rename(f"{disk}away")
+            for number, disk in disks.items():
+                with pytest.raises(LogMissing, match=r"mount its disk.*or start another replica first"):
+                    await g.start(number, store_commit_log=str(disk))
+                del g.brokers[number]
+            for disk in disks.values():
+                shutil.rmtree(disk)
+                Path(f"{disk}away").rename(disk)
+            begun = [await g.start(number, store_commit_log=str(disk)) for number, disk in disks.items()]
+            await g.in_sync(2)
+            await until(lambda: begun[0].store.written_position == begun[1].store.written_position)
+            for number, broker in zip(disks, begun, strict=True):
+                assert broker.replication.controlled.own_id == number
+                bodies = [int(r.body) for r in broker.store.iterate(0) if r.topic == b"T"]
+                assert bodies == list(range(COUNT))
 
     run(main())
 

@@ -55,7 +55,7 @@ from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.repeated_work import RepeatedWork
 from rocketspark.broker.replication.broker_identity import identity_of
 from rocketspark.broker.replication.master_api import HaInfoExchange
-from rocketspark.broker.replication.members import is_copied
+from rocketspark.broker.replication.members import find_holder
 from rocketspark.broker.replication.parts import ReplicationParts
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.role_changes import Replication
@@ -167,9 +167,10 @@ class BrokerServer:
             self.store.fell_short = self._fell_short
             try:
                 self.store.open()
-            except LogMissing:
-                if not (s.controller_mode and await is_copied(s)):
+            except LogMissing as e:
+                if not s.controller_mode:
                     raise
+                await find_holder(s, e)
                 self.store.settings.is_copied = True
                 self.store.open()
             config_files.remove_leftovers(f"{s.store_root}/config")

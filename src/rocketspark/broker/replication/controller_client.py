@@ -33,7 +33,7 @@ from rocketspark.protocol.headers.controller import (
     ReplicaInfoReply,
 )
 from rocketspark.protocol.json import bodies, java_json
-from rocketspark.protocol.json.operator_bodies import ElectMasterBody, ReplicasInfo, SyncStateSet
+from rocketspark.protocol.json.operator_bodies import ElectMasterBody, ReplicasInfo, ReplicasOfSet, SyncStateSet
 from rocketspark.transport.connections import Connections
 from rocketspark.transport.request_frames import Reply
 
@@ -252,17 +252,25 @@ class ControllerClient:
 
     async def live_replica(self, broker_name: str, broker_id: int) -> LiveReplica | None:
         """Return where a replica listens; None for one that is not alive, or not known. Raises TransportError."""
-        names = bodies.encode([broker_name])
-        reply = await self._ask_leader(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, Header(), names)
-        if reply.code or not reply.body:
-            return None
-        s = java_json.decode(reply.body, ReplicasInfo).replicas_info_table.get(broker_name)
+        s = await self._replicas(broker_name)
         if s is None:
             return None
         for found in [*s.in_sync_replicas, *s.not_in_sync_replicas]:
             if found.broker_id == broker_id and found.alive:
                 return LiveReplica(found.broker_address, s.master_broker_id == broker_id)
         return None
+
+    async def live_in_sync(self, broker_name: str) -> set[int]:
+        """Return the numbers of those in sync that are alive. Raises TransportError."""
+        s = await self._replicas(broker_name)
+        return set() if s is None else {found.broker_id for found in s.in_sync_replicas if found.alive}
+
+    async def _replicas(self, broker_name: str) -> ReplicasOfSet | None:
+        names = bodies.encode([broker_name])
+        reply = await self._ask_leader(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, Header(), names)
+        if reply.code or not reply.body:
+            return None
+        return java_json.decode(reply.body, ReplicasInfo).replicas_info_table.get(broker_name)
 
     async def heartbeat(self, header: ReplicaHeartbeatHeader) -> None:
         """Tell the leader that this broker lives, and wait for the reply, as is needed before an election is asked for.

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Set
 
+from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.inner_connections import inner_connections
 from rocketspark.broker.repeated_work import pause
@@ -23,7 +24,7 @@ from rocketspark.broker.replication.link.troubles import Troubles
 from rocketspark.broker.replication.master_api import HaInfo, ask_ha_info, tell_ha_info
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.errors import ConfigError, NoNameServer, ReplicationError, RocketSparkError, ServerError
+from rocketspark.errors import ConfigError, LogMissing, NoNameServer, ReplicationError, RocketSparkError, ServerError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import MASTER_ID
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -44,6 +45,8 @@ TIMEOUT_MS = 3000
 ANOTHER_LOOK_S = 30.0
 # The look before a master tells the NameServers of itself takes no longer.
 FIRST_LOOK_S = 1.0
+# So long one whose log is not there waits at its start for another that has it.
+HOLDER_WAIT_S, HOLDER_LOOK_S = 15.0, 0.5
 # How long an operator's change looks for the slaves.
 FIND_S = 0.3
 
@@ -254,18 +257,24 @@ async def tables_taken(
             limited.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)
 
 
-async def is_copied(settings: BrokerSettings) -> bool:
-    """Ask the controllers whether another replica than this one is in sync, and so holds what was acknowledged.
+async def find_holder(settings: BrokerSettings, missing: LogMissing) -> None:
+    """Look for another replica that is in sync and runs, and so holds what was acknowledged; wait for it if need be.
 
-    One that alone is in sync keeps its number while its log's disk is away: none could be elected else once it is back.
-    Raises ConfigError if no controller can tell.
+    Without one this broker keeps its number while its log's disk is away, as those of all others may be: none could be
+    elected else once they are back. Raises LogMissing then, ConfigError if no controller can tell.
     """
     s, own_id = settings, identity_of(settings).granted()
     if own_id is None:
-        return True
+        return
     controller = ControllerClient(parse_addresses(s.controller_addresses), connections=inner_connections(s))
     try:
-        return bool((await controller.replica_info(s.broker_name)).in_sync - {own_id})
+        until_s = machine.monotonic() + HOLDER_WAIT_S
+        while not await controller.live_in_sync(s.broker_name) - {own_id}:
+            if machine.monotonic() >= until_s:
+                raise LogMissing(f"{missing}; or start another replica first: none runs that is in sync") from missing
+            await asyncio.sleep(HOLDER_LOOK_S)
+    except LogMissing:
+        raise
     except RocketSparkError as e:
         raise ConfigError(
             f"no file of the log is there, and no controller tells whether another replica has it ({e}): mount the"
