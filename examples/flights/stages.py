@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,8 +76,9 @@ class Interrupts:
         for other in self.SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         self.happened = True
-        # Libraries would log at length that they were cut short.
+        # Libraries would log at length that they were cut short, and Python warns of coroutines that were.
         logging.disable()
+        warnings.simplefilter("ignore")
         console.print("stopping …", style="yellow")
         if not self._held:
             raise KeyboardInterrupt

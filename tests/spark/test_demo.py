@@ -166,7 +166,7 @@ def test_ctrl_c_leaves_no_process_behind(demos: Demos, stage: str) -> None:
     printed = demo.process.communicate(timeout=TIMEOUT_S)[0]
     assert demo.process.returncode == 130, printed
     assert "Traceback" not in printed
-    assert printed.splitlines()[-1] == "stopped; nothing is left running"
+    assert printed.splitlines()[-1] == "stopped; nothing is left running", printed
     wait_until_alone(demo)
 
 

@@ -126,7 +126,7 @@ def what_was_acknowledged_stays_away_and_the_rest_comes_again(play: Play) -> Non
     consumer = play.start("simple", group=group, subscriptions={topic: "*"}, await_ms=2000)
     for number in range(4):
         play.send(producer, topic, f"m{number}")
-    first = play.receive(consumer, 4, invisible_ms=8000)
+    first = play.receive(consumer, 4, invisible_ms=20_000)
     assert sorted(bodies(first)) == [b"m0", b"m1", b"m2", b"m3"]
     play.ack(consumer, *(one for one in first if body_of(one) in (b"m0", b"m3")))
     again = play.receive(consumer, 2)
