@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.live.pop_support import pop_header
 from tests.live.support import (
     GROUP,
     TOPIC,
@@ -37,6 +38,7 @@ from rocketspark.filters import sql92
 from rocketspark.model import MessageQueue
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.message import batch, properties
 from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(
@@ -150,6 +152,112 @@ def test_clients_and_subscriptions_of_a_host_are_bounded(tmp_path: Path, monkeyp
             await beat(peer, producer="P")
             list(clients.expire_steps(1 << 60))
             assert (clients.weight, clients._host_weights) == (0, {})
+
+    run(main())
+
+
+# Of 25,600 characters each, as many as a weight of 100.
+LONG = "n" * 25_600
+SAID_AT_LENGTH = [
+    {"producerDataSet": [{"groupName": LONG}]},
+    *({"consumerDataSet": [{"groupName": "G", f: LONG}]} for f in ("consumeType", "messageModel", "consumeFromWhere")),
+    *(
+        {"consumerDataSet": [{"groupName": "G", "subscriptionDataSet": [{"topic": "t"} | told]}]}
+        for told in (
+            *({"topic": LONG}, {"expressionType": LONG}, {"tagsSet": [LONG]}),
+            *({"tagsSet": [f"{n}" for n in range(800)]}, {"codeSet": [*range(800)]}),
+        )
+    ),
+]
+
+
+def test_what_a_heartbeat_says_at_length_counts_as_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server:
+            clients = server._clients
+            for groups in SAID_AT_LENGTH:
+                monkeypatch.setattr(connected_clients, "HOST_WEIGHT_MAX", 99)
+                async with connected(server.address) as peer:
+                    assert await code_of(peer, 34, heartbeat(**groups)) == 2, groups
+                    assert clients.weight == 0
+                    monkeypatch.setattr(connected_clients, "HOST_WEIGHT_MAX", 250)
+                    for _ in range(2):
+                        assert await code_of(peer, 34, heartbeat(**groups)) == 0
+                        assert 100 < clients.weight < 250
+                await until(lambda: (clients.weight, clients._host_weights) == (0, {}))
+
+    run(main())
+
+
+def test_long_names_of_locks_count_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalance_locks, "LOCKS_MAX", 103)
+    locks, queue = RebalanceLocks(expiry_ms=100), MessageQueue("T", "b", 0)
+    for long in (MessageQueue(LONG, "b", 0), MessageQueue("T", LONG, 0)):
+        assert locks.lock("A", "c", [long, queue], 0) == [long, queue]
+        assert locks.lock("A", LONG, [MessageQueue("T", "b", 1)], 0) == []
+        locks.unlock("A", "c", [long, queue])
+        assert locks.count == 0
+    assert locks.lock("A", LONG, [queue], 0) == locks.lock("A", LONG, [queue], 50) == [queue]
+    assert locks.lock("A", "c", [queue, MessageQueue("T", "b", 1), MessageQueue("T", "b", 2)], 60) == [
+        MessageQueue("T", "b", 1),
+        MessageQueue("T", "b", 2),
+    ]
+    # Once it is over the next one has it, under its own name.
+    assert locks.lock("A", "c", [queue], 200) == [queue]
+    assert locks.count == 3
+    list(locks.expire_steps(1000))
+    assert (locks.count, locks._held) == (0, {})
+
+
+def test_light_queues_and_their_groups_have_names_of_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, lmq=True, multi_dispatch=True) as server, connected(server.address) as peer:
+            await create(peer)
+            await sent(peer, b"x")
+            for length, codes in ((255, [0, 0]), (256, [26, 17])):
+                name = "%LMQ%" + "n" * (length - 5)
+                assert [await commit(peer, name, TOPIC, 0), await commit(peer, "%LMQ%g", name, 0)] == codes
+            assert (await pull(peer, group=name)).code == 29
+
+    run(main())
+
+
+def test_what_pops_and_lite_subscriptions_leave_has_no_long_names(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path, lmq=True, multi_dispatch=True) as server, connected(server.address) as peer:
+            await create(peer)
+            await sent(peer, b"x")
+            for length, code in ((512, 0), (513, 29)):
+                asked = pop_header(TOPIC, 0, order=True, invisible_time_ms=0, attempt_id="a" * length)
+                assert (await peer.request(RequestCode.POP_MESSAGE, asked)).code == code
+            lite = headers.PopLiteHeader(
+                client_id="c", group="g", topic="t", count_max=1, invisible_time_ms=1, poll_time_ms=0, attempt_id=LONG
+            )
+            assert (await peer.request(RequestCode.POP_LITE_MESSAGE, lite)).code == 29
+
+            async def subscribe(group: str, topic: str) -> int:
+                change = {"action": "COMPLETE_ADD", "clientId": "c", "group": group, "topic": topic}
+                return await code_of(peer, RequestCode.LITE_SUBSCRIPTION_CTL, {"subscriptionSet": [change]})
+
+            assert [await subscribe("g", LONG), await subscribe("%LMQ%" + "n" * 120, "t")] == [29, 29]
+            assert await subscribe("g", "t") == 0
+
+    run(main())
+
+
+def test_names_of_half_messages_are_bounded_alone_and_in_batches(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            for length, code in ((1000, 0), (1025, 13)):
+                pairs = {"UNIQ_KEY": "u" * 20, "PGROUP": "p" * length, "TRAN_MSG": "true"}
+                assert (await send(peer, b"x", TOPIC, 0, sys_flag=4, pairs=pairs)).code == code
+                items = [
+                    batch.BatchItem(0, b"x", properties.encode(pairs | {"UNIQ_KEY": f"{n}"}).encode()) for n in "ab"
+                ]
+                halves = {"sys_flag": 4, "code": RequestCode.SEND_HALF_BATCH}
+                assert (await send(peer, batch.encode(items), TOPIC, 0, **halves)).code == code
+            assert server._transactions.open_count == 3
 
     run(main())
 

@@ -60,6 +60,11 @@ def dead_letter_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def is_light(name: str) -> bool:
+    """Tell whether a light queue, or a group of one, has such a name: each is there once somebody names it."""
+    return name.startswith(LIGHT_PREFIX) and len(name) <= FILE_NAME_BYTES_MAX
+
+
 def is_system_topic(topic: str) -> bool:
     """Tell whether RocketMQ keeps the topic for itself."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)

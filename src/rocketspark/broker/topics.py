@@ -106,7 +106,7 @@ class Topics:
     def get(self, topic: str) -> TopicConfig | None:
         """Return a topic's settings, None if the broker has no such topic. Each light queue has the same ones."""
         config = self.table.get(topic)
-        if config is None and self._settings.light_queues and topic.startswith(topic_names.LIGHT_PREFIX):
+        if config is None and self._settings.light_queues and topic_names.is_light(topic):
             return TopicConfig(topic_name=topic, read_queue_nums=1, write_queue_nums=1, perm=READ_WRITE)
         return config
 

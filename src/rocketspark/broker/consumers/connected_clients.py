@@ -75,8 +75,10 @@ SUBSCRIPTIONS_MAX = 4096
 CLIENT_ID_LENGTH_MAX = 1024
 # Subscriptions of a member in a line of the log.
 SHOWN_MAX = 5
-# Some half a KB goes with a weight of 1: a membership, one of its subscriptions, or so many characters of them.
+# Some half a KB goes with a weight of 1: a membership, one of its subscriptions, or so many characters of them; a tag
+# takes as much as so many more of these, and its hash code too.
 WEIGHT_CHARACTERS = 256
+TAG_CHARACTERS = 32
 WEIGHT_MAX = 1_000_000
 HOST_WEIGHT_MAX = 250_000
 # Groups and members looked at for silence in one turn of the loop: some ms.
@@ -165,14 +167,15 @@ class ConnectedClients:
         self.check(peer, beat)
         if beat.producer_data_set:
             self._produces.setdefault(peer, set()).update(p.group_name for p in beat.producer_data_set)
-        id_weight = len(beat.client_id) // WEIGHT_CHARACTERS
+        id_weight = _long(beat.client_id)
         sender = sender or peer.sender
         if sender is not None and self.may_be_sent(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, sender, "", ""):
             self._ids.said(beat.client_id, sender.user, now_ms)
         for producer in beat.producer_data_set:
             members = self.producers.setdefault(producer.group_name, {})
             self._forget_producer(members.get(peer))
-            members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, 1 + id_weight, sender)
+            weight = 1 + _long(producer.group_name) + id_weight
+            members[peer] = ConnectedClient(beat.client_id, peer, language, version, now_ms, weight, sender)
             self._note_producer(members[peer])
         for consumer in beat.consumer_data_set:
             weight = _weight(consumer) + id_weight
@@ -267,8 +270,9 @@ class ConnectedClients:
 
     def _check_room(self, peer: Peer, beat: Heartbeat) -> None:
         """Raise ServerError 2 for a heartbeat that would take more than all clients, or those of a host, may."""
-        more = sum(map(_weight, beat.consumer_data_set)) + len(beat.producer_data_set)
-        more += len(beat.client_id) // WEIGHT_CHARACTERS * (len(beat.consumer_data_set) + len(beat.producer_data_set))
+        more = sum(map(_weight, beat.consumer_data_set))
+        more += sum(1 + _long(producer.group_name) for producer in beat.producer_data_set)
+        more += _long(beat.client_id) * (len(beat.consumer_data_set) + len(beat.producer_data_set))
         of_host = self._host_weights[place_of(peer.remote_host)]
         if self.weight + more <= WEIGHT_MAX and of_host + more <= HOST_WEIGHT_MAX:
             return
@@ -421,7 +425,16 @@ def _some(subscribed: frozenset[tuple[str, str]]) -> str:
 
 def _weight(consumer: ConsumerData) -> int:
     subscriptions = consumer.subscription_data_set
-    return 1 + len(subscriptions) + sum(len(s.sub_string) for s in subscriptions) // WEIGHT_CHARACTERS
+    characters = sum(len(s.sub_string) + sum(map(len, s.tags_set)) for s in subscriptions)
+    characters += sum(len(s.tags_set) + len(s.code_set) for s in subscriptions) * TAG_CHARACTERS
+    types = str(consumer.consume_type), str(consumer.message_model), str(consumer.consume_from_where)
+    names = sum(_long(s.topic, s.expression_type or "") for s in subscriptions)
+    return 1 + len(subscriptions) + characters // WEIGHT_CHARACTERS + names + _long(consumer.group_name, *types)
+
+
+def _long(*names: str) -> int:
+    """Return what names weigh that may be of any length; nothing if they are as long as names are."""
+    return sum(len(name) // WEIGHT_CHARACTERS for name in names)
 
 
 def _take_out(groups: dict[Peer, set[str]], peer: Peer, name: str) -> None:

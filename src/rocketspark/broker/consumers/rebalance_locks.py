@@ -23,12 +23,17 @@ from rocketspark.transport.connections import Connections
 # Of all groups, and of one: beyond them a queue that nobody holds is not given (it is asked for again in 20 s).
 LOCKS_MAX = 500_000
 GROUP_LOCKS_MAX = 65_536
+# So many characters of the names of a lock count as one more.
+NAME_CHARACTERS = 256
 # Looked at in one turn of the loop: 1 to 4 ms.
 LOOKED_AT_IN_TURN = 16_384
 
 
 class RebalanceLocks:
-    """All queue locks. A lock lives 60 s from the last call that took it (rule: RebalanceLockManager, 5.x)."""
+    """All queue locks. A lock lives 60 s from the last call that took it (rule: RebalanceLockManager, 5.x).
+
+    `count`: of all locks, long names counted as more.
+    """
 
     def __init__(self, expiry_ms: int = 60_000) -> None:
         self._expiry_ms = expiry_ms
@@ -39,18 +44,16 @@ class RebalanceLocks:
         """Lock the queues that no other client holds, or renew the client's locks; return those that it holds now."""
         held = self._held.get(group, {})
         taken = []
-        before = len(held)
-        room = min(LOCKS_MAX - self.count, GROUP_LOCKS_MAX - before)
         for queue in queues:
-            if queue not in held:
-                if room <= 0:
-                    continue
-                room -= 1
+            is_new = queue not in held
             owner, since_ms = held.get(queue, (client_id, now_ms))
             if owner == client_id or now_ms - since_ms > self._expiry_ms:
+                more = _weight(queue, client_id) if is_new else _weight(queue, client_id) - _weight(queue, owner)
+                if (is_new and len(held) >= GROUP_LOCKS_MAX) or (more > 0 and self.count + more > LOCKS_MAX):
+                    continue
+                self.count += more
                 held[queue] = (client_id, now_ms)
                 taken.append(queue)
-        self.count += len(held) - before
         if held:
             self._held[group] = held
         return taken
@@ -72,8 +75,7 @@ class RebalanceLocks:
     def _forget_old(self, group: str, queues: Iterable[MessageQueue], oldest_ms: int) -> None:
         held = self._held.get(group, {})
         for queue in [q for q in queues if q in held and held[q][1] < oldest_ms]:
-            del held[queue]
-            self.count -= 1
+            self.count -= _weight(queue, held.pop(queue)[0])
         if not held:
             self._held.pop(group, None)
 
@@ -83,9 +85,13 @@ class RebalanceLocks:
         for queue in queues:
             if held.get(queue, ("", 0))[0] == client_id:
                 del held[queue]
-                self.count -= 1
+                self.count -= _weight(queue, client_id)
         if not held:
             self._held.pop(group, None)
+
+
+def _weight(queue: MessageQueue, client_id: str) -> int:
+    return 1 + (len(queue.topic) + len(queue.broker_name) + len(client_id)) // NAME_CHARACTERS
 
 
 log = LimitedLog("rocketspark.broker")

@@ -61,7 +61,7 @@ class SubscriptionGroups:
         return group in self.table or self._is_light(group)
 
     def _is_light(self, group: str) -> bool:
-        return self._settings.light_queues and group.startswith(topic_names.LIGHT_PREFIX)
+        return self._settings.light_queues and topic_names.is_light(group)
 
     def put(self, config: GroupConfig) -> None:
         """Create a group or replace its settings."""

@@ -35,9 +35,11 @@ PAUSE = 128
 LARGE_BODY_BYTES = 512
 # Shapes kept for a connection. Learning one costs some 30 us, so it is paid for: by plain sends, and slowly by others.
 SHAPES_MAX = 32
-# Longer headers are decoded one by one: to learn one of a megabyte takes 100 ms.
-LEARNED_HEADER_BYTES_MAX = 64 << 10
-TAGS_MAX = 1000
+# Of all headers that a connection's shapes were learned from, some of which is kept twice. Longer ones are decoded one
+# by one: to learn one of a megabyte takes 100 ms.
+LEARNED_BYTES_MAX = 64 << 10
+# Tags whose codes are kept for a connection.
+TAGS_MAX = 256
 LEARN_COST, CREDIT_START, CREDIT_MAX, CREDIT_OF_PLAIN = 64, 64 * 64, 256 * 64, 4
 
 
@@ -51,7 +53,7 @@ class _Form:
         *("body_bytes_max", "header_bytes", "plain", "queues", "rest", "shape", "standing", "tag_codes", "waits"),
     )
 
-    def __init__(self, shape: SendShape, header_bytes: int) -> None:
+    def __init__(self, shape: SendShape, header_bytes: int, tag_codes: dict[bytes, int]) -> None:
         self.shape = shape
         self.header_bytes = header_bytes
         self.plain: PlainSends | None = None
@@ -59,20 +61,23 @@ class _Form:
         # Within a shape it is always the same.
         self.waits = properties.pairs_of(shape.header.properties.encode()).get(b"WAIT") != b"false"
         self.body_bytes_max = 0
-        self.tag_codes: dict[bytes, int] = {}
+        self.tag_codes = tag_codes
         self.queues: dict[bytes, ConsumeQueue] = {}
         # The pieces after the body: every other one, from the second on, is a value of the header.
         self.rest: list[bytes] = []
 
 
 class _Known:
-    """The forms of one connection's sends, by the length of their headers; `last`: of the latest send."""
+    """The forms of one connection's sends, by the length of their headers; `last`: of the latest send; `bytes`: of all
+    these headers; `tag_codes`: of their tags.
+    """
 
-    __slots__ = ("count", "credit", "forms", "last")
+    __slots__ = ("bytes", "count", "credit", "forms", "last", "tag_codes")
 
     def __init__(self) -> None:
         self.forms: dict[int, list[_Form]] = {}
-        self.count = 0
+        self.tag_codes: dict[bytes, int] = {}
+        self.count = self.bytes = 0
         self.credit = CREDIT_START
         self.last: _Form | None = None
 
@@ -290,7 +295,7 @@ class SendFastPath:
         for form in known.forms.get(header_bytes, ()):
             if form.shape.unpack(data, at + 8)[::2] == form.shape.fixed:
                 return form if self._is_ready(form, peer) else None
-        if header_bytes > LEARNED_HEADER_BYTES_MAX:
+        if header_bytes > LEARNED_BYTES_MAX:
             return None
         if known.credit < LEARN_COST:
             known.credit += 1
@@ -299,11 +304,12 @@ class SendFastPath:
         shape = learn(data[at + 8 : at + 8 + header_bytes])
         if shape is None:
             return None
-        if known.count >= SHAPES_MAX:
+        if known.count >= SHAPES_MAX or known.bytes + header_bytes > LEARNED_BYTES_MAX:
             known.forms.clear()
-            known.count = 0
+            known.count = known.bytes = 0
         known.count += 1
-        form = _Form(shape, header_bytes)
+        known.bytes += header_bytes
+        form = _Form(shape, header_bytes, known.tag_codes)
         known.forms.setdefault(header_bytes, []).append(form)
         return form if self._is_ready(form, peer) else None
 
@@ -318,7 +324,7 @@ class SendFastPath:
         for piece in shape.stored[1:]:
             pieces += (b"", piece)
         pieces[-1] += plain.marks
-        form.rest, form.queues, form.tag_codes = pieces, {}, {}
+        form.rest, form.queues = pieces, {}
         form.body_bytes_max = plain.settings.body_bytes_max
         return True
 

@@ -32,7 +32,7 @@ from rocketspark.broker.messages.half_batch_records import (
 )
 from rocketspark.broker.messages.half_messages import immunity_ms_of
 from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
-from rocketspark.broker.messages.send_rules import layout_of
+from rocketspark.broker.messages.send_rules import HALF_NAMES_MAX, layout_of
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
 from rocketspark.broker.statistics.stats import Stats, count_all
 from rocketspark.errors import ServerError
@@ -221,6 +221,8 @@ class BatchedHalves:
             if form is None:
                 return None
             messages, found, ids = form.layout, form.found, form.ids
+        if len(form.group) > HALF_NAMES_MAX:
+            return None
         flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
         accepted = self._put_message.accept_layout(
             topic_names.HALF_TOPIC, 0, messages, flags, born_time_ms, born_host, found=found

@@ -7,7 +7,7 @@ comes from the store as an error, for which `refused` has the reply; that it is 
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ _PLAIN_NAMES = frozenset(
 )
 # Queues of no topic that parked messages may go to until the broker starts again.
 STRAY_QUEUES_MAX = 1000
+# Of an open half message its unique id and its producer group stay in memory.
+HALF_NAMES_MAX = 1024
 # The handle that a message was popped with, which senders that pass it on leave in it. RocketMQ (SendMessageProcessor,
 # 5.5.0) drops it from what is sent alone; in an item of a batch, or a reply, it would stay and acknowledge another.
 NOT_IN_BATCHES = frozenset((properties.POP_HANDLE.encode(),))
@@ -280,6 +282,12 @@ class SendRules:
         if not _OTHER_TYPES.isdisjoint(pairs) or pairs.get(b"TRAN_MSG", b"").lower() == b"true":
             return queue_id, self.as_sent(stored, pairs, frozenset((PRIORITY,)))
         return max(min(number, config.write_queue_nums - 1), 0), stored
+
+    def check_half(self, pairs: Mapping[bytes, bytes]) -> None:
+        """Raise ServerError 13 for a half message whose names are too long to be kept until it ends."""
+        size = len(pairs.get(b"UNIQ_KEY", b"")) + len(pairs.get(b"PGROUP", b""))
+        if size > HALF_NAMES_MAX:
+            raise illegal(f"UNIQ_KEY and PGROUP of a half message have {size} bytes, the limit is {HALF_NAMES_MAX}")
 
     def admit_back(self, config: TopicConfig) -> None:
         """Raise ServerError 16 if a topic's permission lets no failed messages in, as it lets producers' in."""

@@ -179,6 +179,7 @@ class Transactions:
 
         It is refused also for a delivery time with which its commit could not be stored.
         """
+        self._put_message.rules.check_half(pairs)
         stored = self._put_message.rules.as_sent(stored, pairs)
         if stored and stored[-1] != 2:
             stored = properties.of_pairs(pairs)

@@ -13,6 +13,7 @@ from rocketspark.model.route import PERM_READ
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import Header, PopHeader, Request
+from rocketspark.protocol.headers.pop import ATTEMPT_ID_MAX
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.pop_answers import ReceiptHandle
 from rocketspark.transport.peer import Peer
@@ -50,7 +51,7 @@ class PopChecks:
     def check_pop(self, peer: Peer, h: PopHeader) -> TopicConfig:
         """Check a pop; return its topic's settings."""
         s = self._settings
-        self.check_what_is_asked(h.count_max, h.invisible_time_ms)
+        self.check_what_is_asked(h.count_max, h.invisible_time_ms, h.attempt_id)
         if not s.timers_enabled:
             remark = f"the broker[{s.host}] pop message is forbidden because timerWheelEnable is false"
             raise ServerError(ResponseCode.SYSTEM_ERROR, remark)
@@ -58,8 +59,10 @@ class PopChecks:
         self.check_group(peer, h.group, h.topic)
         return config
 
-    def check_what_is_asked(self, count_max: int, invisible_time_ms: int) -> None:
-        """Refuse a pop that this broker may not answer, and one of a wrong number of messages or invisible time."""
+    def check_what_is_asked(self, count_max: int, invisible_time_ms: int, attempt_id: str | None) -> None:
+        """Refuse a pop that this broker may not answer, and one of a wrong number of messages or invisible time, or
+        with a long attempt id, which an ordered one would leave here.
+        """
         s = self._settings
         if not s.broker_permission & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the broker[{s.host}] pop message is forbidden")
@@ -69,6 +72,9 @@ class PopChecks:
         # RocketMQ holds a request for no message, and ends with an exception for fewer.
         if count_max < 1:
             remark = f"the broker[{s.host}] pop message's num is less than 1"
+            raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
+        if attempt_id is not None and len(attempt_id) > ATTEMPT_ID_MAX:
+            remark = f"the attempt's id has {len(attempt_id)} characters, more than {ATTEMPT_ID_MAX}"
             raise ServerError(ResponseCode.INVALID_PARAMETER, remark)
         self.check_invisible_time(invisible_time_ms)
 

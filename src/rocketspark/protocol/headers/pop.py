@@ -9,6 +9,8 @@ from rocketspark.protocol.headers.codec import Header, Long
 # Where a group that is new to a queue begins (rule: ConsumeInitMode, 5.x).
 INIT_MIN = 0
 INIT_MAX = 1
+# Characters of an attempt's id, which brokers keep for a day.
+ATTEMPT_ID_MAX = 512
 
 
 class PopHeader(Header, kw_only=True, gc=False):

@@ -26,7 +26,7 @@ from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol import light_queues, lite_topics
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PopHeader, PopLiteHeader, PopLiteReply, PopReply
-from rocketspark.protocol.headers.pop import INIT_MAX
+from rocketspark.protocol.headers.pop import ATTEMPT_ID_MAX, INIT_MAX
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.message import batch, properties, sysflags
 from rocketspark.protocol.message.compression import inflate
@@ -167,8 +167,7 @@ def _inner(record: Record) -> list[Record]:
 
 ANY_QUEUE = -1
 COUNT_MAX = 32
-# Characters of an attempt's id, which brokers keep, and of filters that are kept here.
-ATTEMPT_ID_MAX = 512
+# Characters of filters that are kept here.
 FILTER_KEPT_MAX = 512
 # What brokers hold of one connection (heldPullsPerConnectionMax); so many characters of a filter count as one more.
 HELD_MAX = 10_000

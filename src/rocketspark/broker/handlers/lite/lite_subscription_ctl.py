@@ -15,6 +15,7 @@ from rocketspark.broker.lite.subscriptions import LiteSubscriptions, illegal_sta
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.long_scans import LongScans
+from rocketspark.broker.topic_names import GROUP_LENGTH_MAX, TOPIC_LENGTH_MAX
 from rocketspark.errors import ServerError
 from rocketspark.model.allocation import bucket_of
 from rocketspark.model.text import shown
@@ -97,9 +98,11 @@ class LiteSubscriptionHandler:
 
     async def _one(self, peer: Peer, change: LiteSubscription) -> None:
         client_id, group, topic = change.client_id or "", change.group or "", change.topic or ""
-        if len(client_id) > CLIENT_ID_LENGTH_MAX:
-            text = f"a client id has {len(client_id)} characters, more than {CLIENT_ID_LENGTH_MAX}"
-            raise ServerError(ResponseCode.INVALID_PARAMETER, text)
+        lengths = (client_id, CLIENT_ID_LENGTH_MAX), (group, GROUP_LENGTH_MAX), (topic, TOPIC_LENGTH_MAX)
+        for what, (name, most) in zip(("client id", "group", "topic"), lengths, strict=True):
+            if len(name) > most:
+                text = f"a {what} has {len(name)} characters, more than {most}"
+                raise ServerError(ResponseCode.INVALID_PARAMETER, text)
         if change.action is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, f"client {shown(client_id)}: no action is given")
         if change.action == LiteAction.COMPLETE_REMOVE:

@@ -90,7 +90,7 @@ class PopLiteHandler:
         return None
 
     def _check(self, h: PopLiteHeader, by: str = "") -> None:
-        self._checks.check_what_is_asked(h.count_max, h.invisible_time_ms)
+        self._checks.check_what_is_asked(h.count_max, h.invisible_time_ms, h.attempt_id)
         config = self._topics.table.get(h.topic)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic [{h.topic}] not exist, apply first please!")
