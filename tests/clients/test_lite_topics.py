@@ -158,6 +158,27 @@ def test_a_listener_gets_each_lite_topic_in_order_and_failures_again(lite: Lite)
     assert (b"y0", 0) in seen
 
 
+def test_a_group_with_the_wildcard_is_given_all_lite_topics(lite: Lite) -> None:
+    found: queue.Queue[bytes] = queue.Queue()
+    consumer = LitePushConsumer(lite.namesrv, lite.group(wildcard="true"), lite.topic)
+
+    @consumer.listen
+    def listener(message: ReceivedMessage) -> None:
+        found.put(message.body)
+
+    lite.send("a0")
+    with consumer:
+        assert found.get(timeout=LIMIT_S) == b"a0"
+        lite.send("a1", "b0")
+        assert {found.get(timeout=LIMIT_S) for _ in range(2)} == {b"a1", b"b0"}
+        with pytest.raises(UsageError, match="reads all lite topics"):
+            consumer.subscribe_lite("a")
+    with LiteSimpleConsumer(lite.namesrv, consumer.group, lite.topic) as other:
+        # The one before is gone from the brokers: all events are this one's.
+        lite.send("c0")
+        assert [m.body for m in received(other, 1)] == [b"c0"]
+
+
 def test_with_asyncio(lite: Lite) -> None:
     group, other = lite.group(), lite.group()
 

@@ -104,6 +104,18 @@ def test_events_go_to_the_clients_that_poll(link: Link) -> None:
     assert sorted(row[1] for each in found for row in each.rows) == sorted(names)
 
 
+def test_who_has_a_lite_topic_and_says_anew_where_to_begin_is_given_it_from_there(link: Link) -> None:
+    """A client that was told no answer asks again, and its repetition of everything may come before that."""
+    assert link.send(b"again", "anew")["code"] == 0
+    for _ in range(2):
+        assert link.change("PARTIAL_ADD", ["anew"], "anew", **FROM_THE_FIRST) == [0, None]
+        popped = link.pop("anew", pollTime="20000")
+        assert [row[1] for row in popped.rows] == ["anew"]
+        assert link.ack(popped, 0)[0] == 0
+        assert link.pop("anew").rows == []
+    link.change("COMPLETE_REMOVE", [], "anew")
+
+
 def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> None:
     assert link.create("boards", "+message.type=LITE") == 0
     assert link.group("everything", bind_topic="boards", sub_wildcard="true") == 0

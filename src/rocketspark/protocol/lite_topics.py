@@ -10,6 +10,8 @@ SEPARATOR = "$"
 NAME_PREFIX = light_queues.NAME_PREFIX + SEPARATOR
 # The attribute of a group that names the topic whose lite topics it reads.
 BIND_TOPIC = "lite.bind.topic"
+# With it each client of a group reads all lite topics; its value does not matter (SubscriptionGroupConfig, 5.5.0).
+WILDCARD = "lite.sub.wildcard"
 
 
 class LiteTopic(NamedTuple):

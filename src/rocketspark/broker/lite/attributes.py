@@ -10,7 +10,7 @@ from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
 from rocketspark.protocol import topic_attributes
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig, TopicConfig
-from rocketspark.protocol.lite_topics import BIND_TOPIC
+from rocketspark.protocol.lite_topics import BIND_TOPIC, WILDCARD
 
 # Of a topic: the minutes after its last message in which a lite topic expires; -1: never.
 EXPIRATION = "lite.topic.expiration"
@@ -20,8 +20,6 @@ MODEL = "lite.sub.model"
 SHARED, EXCLUSIVE = "Shared", "Exclusive"
 RESET_EXCLUSIVE, RESET_UNSUBSCRIBE = "lite.sub.reset.offset.exclusive", "lite.sub.reset.offset.unsubscribe"
 CLIENT_QUOTA, CLIENT_EVENTS = "lite.sub.client.quota", "lite.sub.client.max.event.cnt"
-# Its value does not matter (rule: SubscriptionGroupConfig, 5.5.0).
-WILDCARD = "lite.sub.wildcard"
 # Events of a client that wait; a pop looks at all of them in one turn.
 CLIENT_EVENTS_MAX = 10_000
 

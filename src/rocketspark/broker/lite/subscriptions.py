@@ -141,7 +141,8 @@ class LiteSubscriptions:
                 self._evict(subscriber, queue)
             if option is not None:
                 self._begin_at(queue, subscriber.group, option)
-            self._enter(subscriber, queue)
+            # RocketMQ's client that has the queue is given nothing before the next message.
+            self._enter(subscriber, queue, anew=option is not None)
 
     def add_wildcard(self, subscription: Subscription) -> None:
         """Subscribe to all lite topics, those to come too."""
@@ -228,12 +229,14 @@ class LiteSubscriptions:
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    def _enter(self, subscriber: Subscriber, queue: str) -> None:
+    def _enter(self, subscriber: Subscriber, queue: str, *, anew: bool = False) -> None:
         members = self._of_queue.setdefault(queue, {})
         if subscriber not in members:
             members[subscriber] = None
             self.count += 1
-            self.subscribed(subscriber, queue)
+        elif not anew:
+            return
+        self.subscribed(subscriber, queue)
 
     def _leave(self, subscriber: Subscriber, queue: str, *, begin_anew: bool) -> None:
         members = self._of_queue.get(queue)

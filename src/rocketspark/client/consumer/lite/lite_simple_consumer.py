@@ -50,7 +50,7 @@ class AsyncLiteSimpleConsumer(AsyncSimpleConsumer):
         full = validators.check_topic(namespace.wrap(self._namespace, topic))
         self._subscriptions[full] = subscribe(full)
         self._lite = LiteSubscriptions(self._instance, self.group, full, on_lost)
-        self._pops = LiteCalls(self._instance, self.group, self._namespace, self._lite.names)
+        self._pops = LiteCalls(self._instance, self.group, self._namespace, self._lite)
 
     async def subscribe_lite(
         self,
@@ -65,8 +65,9 @@ class AsyncLiteSimpleConsumer(AsyncSimpleConsumer):
         It begins where the group was; or, if one of these is given, at its `position` "first" (the oldest message) or
         "end" (behind the newest), at an `offset`, or `tail_count` messages before where the group was. In an exclusive
         group it is taken from the client that had it. Raises UsageError for a group whose attribute
-        `lite.bind.topic` is not this topic, MessageIllegal for a name that is not allowed, ServerError 2018 for more
-        than the group's quota, what a broker raises, TransportError.
+        `lite.bind.topic` is not this topic, or that reads all lite topics by itself (`lite.sub.wildcard`),
+        MessageIllegal for a name that is not allowed, ServerError 2018 for more than the group's quota, what a broker
+        raises, TransportError.
         """
         self._check_started()
         await self._lite.add(lite_topic, offset_option(position, offset, tail_count))

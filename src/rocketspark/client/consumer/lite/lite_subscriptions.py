@@ -29,7 +29,7 @@ from rocketspark.protocol.json.lite_bodies import (
     OffsetOption,
     OffsetOptionType,
 )
-from rocketspark.protocol.lite_topics import BIND_TOPIC
+from rocketspark.protocol.lite_topics import BIND_TOPIC, WILDCARD
 from rocketspark.transport.peer import Peer
 
 log = logging.getLogger("rocketspark.client")
@@ -62,12 +62,17 @@ def offset_option(position: Position, offset: int | None, tail_count: int | None
 
 
 class LiteSubscriptions:
-    """The subscriptions of one client. `topic`: the parent; `lost`: gets the name of one that a broker took away."""
+    """The subscriptions of one client: `name in subscriptions`. `topic`: the parent; `lost`: gets the name of one that
+    a broker took away.
+    """
 
     def __init__(self, instance: Instance, group: str, topic: str, lost: Callable[[str], object] | None) -> None:
         self._instance, self._group, self._topic = instance, group, topic
         self._lost = lost
         self.names: set[str] = set()
+        # The group's wildcard: brokers give its clients all lite topics once they have told that they are there.
+        self._reads_all = False
+        self._sees_settings = True
         self._soon = asyncio.Event()
         self._tasks = Tasks()
 
@@ -75,6 +80,9 @@ class LiteSubscriptions:
         """Begin to tell the brokers from time to time."""
         self._instance.asked.lite_losses[self._group] = self._taken_away
         self._tasks.begin(self._repeat())
+
+    def __contains__(self, name: object) -> bool:
+        return self._reads_all or name in self.names
 
     async def add(self, name: str, option: OffsetOption | None) -> None:
         """Subscribe to a lite topic, unless it is read already. Raises UsageError for a group of another topic,
@@ -106,8 +114,14 @@ class LiteSubscriptions:
     async def remove(self, name: str) -> None:
         """End the subscription to a lite topic. Raises what a broker raises, TransportError."""
         if name in self.names:
-            await self._tell(await self._brokers(), LiteAction.PARTIAL_REMOVE, [name])
+            brokers = await self._brokers()
+            # Before the answer: a repetition of everything that is on its way must not name it.
             self.names.discard(name)
+            try:
+                await self._tell(brokers, LiteAction.PARTIAL_REMOVE, [name])
+            except BaseException:
+                self.names.add(name)
+                raise
 
     async def _take_back(self, brokers: Sequence[Peer], name: str) -> None:
         """End a subscription that not every broker took."""
@@ -128,7 +142,7 @@ class LiteSubscriptions:
         for task in list(self._tasks):
             task.cancel()
         self._instance.asked.lite_losses.pop(self._group, None)
-        if not self.names:
+        if not self.names and not self._reads_all:
             return
         try:
             async with asyncio.timeout(timeout_s):
@@ -155,8 +169,17 @@ class LiteSubscriptions:
             log.exception("on_lost failed; the consumer goes on")
 
     async def _repeat(self) -> None:
-        wait_s = AGAIN_S
         while True:
+            wait_s = AGAIN_S
+            try:
+                await self._tell_all()
+            except BaseException as e:
+                if ends_loop(e):
+                    raise
+                wait_s = TROUBLE_S
+                if self.names or self._reads_all:
+                    text = "group %s: brokers were not told of lite topics, again in %g s: %s"
+                    log.info(text, self._group, wait_s, e)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._soon.wait()
@@ -165,16 +188,19 @@ class LiteSubscriptions:
             except TimeoutError:
                 pass
             self._soon.clear()
-            wait_s = AGAIN_S
-            if not self.names:
-                continue
+
+    async def _tell_all(self) -> None:
+        """Tell the brokers of everything that is read, if anything is, or was because of a wildcard."""
+        brokers, had_all = await self._brokers(), self._reads_all
+        if self._sees_settings:
             try:
-                await self._tell(await self._brokers(), LiteAction.COMPLETE_ADD, sorted(self.names))
-            except BaseException as e:
-                if ends_loop(e):
-                    raise
-                wait_s = TROUBLE_S
-                log.info("group %s: brokers were not told of lite topics, again in %g s: %s", self._group, wait_s, e)
+                config = await admin_api.group_config(brokers[0], self._group, timeout_ms=self._instance.timeout_ms)
+                self._reads_all = config is not None and WILDCARD in config.attributes
+            except ServerError as e:
+                # Brokers keep an account of what they refuse: one line of it is enough.
+                self._sees_settings = e.code != ResponseCode.NO_PERMISSION
+        if self.names or self._reads_all or had_all:
+            await self._tell(brokers, LiteAction.COMPLETE_ADD, sorted(self.names))
 
     async def _brokers(self) -> list[Peer]:
         """Return the connections to all brokers that the topic is read from. Raises RouteNotFound, TransportError."""
@@ -187,7 +213,7 @@ class LiteSubscriptions:
         return [await self._instance.broker(address) for address in found]
 
     async def _quota(self, broker: Peer) -> int:
-        """Return how many lite topics the client may have. Raises UsageError for a group that reads others."""
+        """Return how many lite topics the client may have. Raises UsageError for a group that reads others, or all."""
         try:
             config = await admin_api.group_config(broker, self._group, timeout_ms=self._instance.timeout_ms)
         except ServerError as e:
@@ -200,6 +226,9 @@ class LiteSubscriptions:
                 f"group {self._group!r} does not read the lite topics of {self._topic!r}: give it the attribute"
                 f" {BIND_TOPIC}={self._topic}"
             )
+        if WILDCARD in config.attributes:
+            text = f"group {self._group!r} reads all lite topics of {self._topic!r} by itself ({WILDCARD})"
+            raise UsageError(text)
         given = whole_number(config.attributes.get(QUOTA), high=INT_MAX)
         return QUOTA_DEFAULT if given is None else given
 
