@@ -406,6 +406,42 @@ def test_the_tier_has_a_retention_of_its_own(tmp_path: Path) -> None:
     run(main())
 
 
+@pytest.mark.shows("second tier: a topic has a time of its own there (reserve.time), also after its store was lost")
+def test_a_topic_has_a_time_of_its_own_in_the_tier(tmp_path: Path) -> None:
+    at_once = {"tiered_store_file_reserved_time": 0, "tiered_store_delete_file_interval": 1}
+
+    async def looked(server: BrokerServer) -> int:
+        """The first offset in the tier, after one more look for what is too old."""
+        tiering = server._tiering
+        assert tiering is not None
+        before = tiering._expired_ms
+
+        def is_done() -> bool:
+            tiering._wanted.set()
+            return tiering._expired_ms > before
+
+        await until(is_done)
+        assert tiering.tier is not None
+        return tiering.tier.queues[TOPIC, 0].low
+
+    async def main() -> None:
+        async with tiered(tmp_path, **at_once) as server, connected(server.address) as peer:
+            await create(peer, queues=1, attributes="+reserve.time=3600000")
+            await create_group(peer)
+            await filled(peer)
+            await uploaded(server)
+            assert await looked(server) == 0
+        os.rename(tmp_path / "store", tmp_path / "lost")
+        async with tiered(tmp_path, **at_once) as server, connected(server.address) as peer:
+            assert await looked(server) == 0  # Nobody has made the topic again.
+            await create(peer, queues=1, attributes="+reserve.time=3600000")
+            assert await looked(server) == 0
+            await create(peer, queues=1, attributes="+reserve.time=-1")
+            assert await looked(server) > 250
+
+    run(main())
+
+
 def files(root: Path) -> list[tuple[Path, int]]:
     return sorted((p, p.stat().st_size) for p in (root / "tier").rglob("*") if p.name != "owner.json")
 

@@ -21,6 +21,8 @@ SIMPLE, BATCH = "SimpleCQ", "BatchCQ"
 # What goes of its messages: DELETE all by age, COMPACTION all but the newest of each key.
 CLEANUP_POLICY = "cleanup.policy"
 DELETE, COMPACTION = "DELETE", "COMPACTION"
+# How long, in ms, the second tier keeps its messages; -1: as long as the broker says.
+RESERVE_TIME = "reserve.time"
 
 
 def is_compacted(attributes: Mapping[str, object]) -> bool:

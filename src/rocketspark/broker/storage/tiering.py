@@ -20,9 +20,10 @@ from rocketspark.broker.storage.retention import FileCleaning
 from rocketspark.broker.storage.tier_reads import TierReads
 from rocketspark.broker.tiered_settings import DISABLE
 from rocketspark.errors import RocketSparkError, StoreError, StoreUnwritable
-from rocketspark.model.text import shown
+from rocketspark.model.text import LONG_MAX, shown, whole_number
 from rocketspark.protocol.json.bodies import TopicConfig
 from rocketspark.protocol.message import record_layout
+from rocketspark.protocol.topic_attributes import RESERVE_TIME
 from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, ConsumeQueue
 from rocketspark.store.files.system_calls import OsFiles
@@ -241,10 +242,20 @@ class Tiering(TierReads):
         s = self._settings.tier
         expired_ago_ms = now - self._expired_ms
         if s.tiered_store_delete_file_enable and not 0 <= expired_ago_ms < s.tiered_store_delete_file_interval:
-            changed |= await self._writer.run(partial(tier.expire, now, s.tiered_store_file_reserved_time))
+            expire = partial(tier.expire, now, s.tiered_store_file_reserved_time, self._reserved_ms)
+            changed |= await self._writer.run(expire)
             self._expired_ms = now
         if changed:
             await self._writer.run(partial(tier.save, now))
+
+    def _reserved_ms(self, topic: str) -> int | None:
+        """Return for how long a topic's messages are kept by its own attribute, 0 if by none; None for a topic that is
+        not known: that of a store that was lost may be made again, with a longer time.
+        """
+        config = self.topic_of(topic)
+        if config is None:
+            return None
+        return whole_number(config.attributes.get(RESERVE_TIME, ""), high=LONG_MAX) or 0
 
     async def _opened(self, make: Callable[[], Tier], before: Tier | None = None) -> Tier:
         """Find what the tier has, and let readers see what belongs to the store's queues."""

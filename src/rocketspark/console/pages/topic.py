@@ -25,7 +25,7 @@ MEANINGS = {
     "queue.type": "How queues are kept: SimpleCQ, a unit for each message; BatchCQ, one for each batch sent",
     "cleanup.policy": "What goes of old messages: DELETE by age, COMPACTION keeps the newest of each key",
     "lite.topic.expiration": "Minutes after its newest message in which a lite topic is removed; -1: never",
-    "reserve.time": "How long messages are kept, ms; -1: as long as the broker says",
+    "reserve.time": "How long the second tier keeps messages, ms; -1: as long as the broker says",
 }
 
 

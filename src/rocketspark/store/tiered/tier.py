@@ -7,7 +7,7 @@ calls only `low`, `next` and `first_time_ms`, which look at memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -284,16 +284,26 @@ class Tier:
         """Put full files of the key index into the tier; tell whether there was one. Raises StoreUnwritable."""
         return self._settings.index_enabled and self.keys.upload(now_ms)
 
-    def expire(self, now_ms: int, reserved_hours: int) -> bool:
-        """Remove segments that are too old; tell whether any went. A topic's own time in the table comes before
-        `reserved_hours`. Raises StoreUnwritable.
+    def expire(
+        self, now_ms: int, reserved_hours: int, reserved_ms: Callable[[str], int | None] = lambda topic: 0
+    ) -> bool:
+        """Remove segments that are too old; tell whether any went. Raises StoreUnwritable.
+
+        `reserved_ms`: returns a topic's own time, 0 where it has none, None for a topic of which nothing goes; one in
+        the table comes next, then `reserved_hours`.
         """
-        gone = False
+        gone, longest_ms = False, reserved_hours * HOUR_MS
         for (topic, _), queue in list(self.queues.items()):
-            entry = self._table.topic_metadata_table.get(topic)
-            hours = entry.reserved_hours if entry is not None and entry.reserved_hours > 0 else reserved_hours
-            gone |= queue.expire(now_ms - hours * HOUR_MS)
-        return self.keys.segments.expire(now_ms - reserved_hours * HOUR_MS) or gone
+            kept_ms = reserved_ms(topic)
+            if kept_ms is None:
+                continue
+            if not kept_ms:
+                entry = self._table.topic_metadata_table.get(topic)
+                hours = entry.reserved_hours if entry is not None and entry.reserved_hours > 0 else reserved_hours
+                kept_ms = hours * HOUR_MS
+            gone |= queue.expire(now_ms - kept_ms)
+            longest_ms = max(longest_ms, kept_ms)
+        return self.keys.segments.expire(now_ms - longest_ms) or gone
 
     def drop(self, topic: str, queue_id: int) -> None:
         """Remove a queue from the tier. Raises StoreUnwritable; a later call goes on."""
