@@ -79,10 +79,14 @@ SHOWN_MAX = 5
 # takes as much as so many more of these, and its hash code too.
 WEIGHT_CHARACTERS = 256
 TAG_CHARACTERS = 32
+# What a member of less weight told may stay with its group once the member is gone.
+LIGHT_WEIGHT = 64
 WEIGHT_MAX = 1_000_000
 HOST_WEIGHT_MAX = 250_000
 # Groups and members looked at for silence in one turn of the loop: some ms.
 LOOKED_AT_IN_TURN = 16_384
+# One that is dropped takes as long as so many that are looked at.
+DROPPED_AS_LOOKED_AT = 32
 # Groups that a client of an ended connection leaves in one turn: some ms.
 LEFT_IN_TURN = 200
 
@@ -326,11 +330,13 @@ class ConnectedClients:
         # A client that reconnects has a new connection while the old one may not have ended yet.
         for peer in [p for p, c in group.clients.items() if c.client_id == client.client_id and p is not client.peer]:
             if not peer.is_open:
-                self._weigh(group.clients.pop(peer), -1)
+                self._weigh(lost := group.clients.pop(peer), -1)
                 _take_out(self._consumes, peer, data.group_name)
+                _forget_heavy(group, lost)
         before = group.clients.get(client.peer)
         self._weigh(before, -1)
         group.clients[client.peer] = client
+        _forget_heavy(group, before)
         bare = (s for s in wanted.values() if not s.topic.startswith(RETRY_PREFIX))
         client.subscribed = frozenset((s.topic, s.expression) for s in bare)
         if client.subscribed and (before is None or before.subscribed != client.subscribed):
@@ -368,6 +374,7 @@ class ConnectedClients:
         if not group.clients:
             del self.consumers[name]
         else:
+            _forget_heavy(group, client)
             self._on_change(group)
 
     def disconnected_steps(self, peer: Peer) -> Iterator[None]:
@@ -391,8 +398,9 @@ class ConnectedClients:
                 yield
                 looked_at = 0
             members = self.producers.get(name, {})
-            looked_at += 1 + len(members)
-            for client in [c for c in members.values() if c.beat_ms < oldest]:
+            silent = [c for c in members.values() if c.beat_ms < oldest]
+            looked_at += 1 + len(members) + len(silent) * DROPPED_AS_LOOKED_AT
+            for client in silent:
                 log.warning("producer %s of group %s is silent: dropped", client.client_id, name)
                 self.leave(client.peer, producer_group=name)
         for name in list(self.consumers):
@@ -402,10 +410,21 @@ class ConnectedClients:
             group = self.consumers.get(name)
             if group is None:
                 continue
-            looked_at += 1 + len(group.clients)
-            for client in [c for c in group.clients.values() if c.beat_ms < oldest]:
+            silent = [c for c in group.clients.values() if c.beat_ms < oldest]
+            looked_at += 1 + len(group.clients) + len(silent) * DROPPED_AS_LOOKED_AT
+            for client in silent:
                 log.warning("consumer %s of group %s is silent: dropped", client.client_id, name)
                 self._leave_consumer(name, client.peer)
+
+
+def _forget_heavy(group: ConsumerGroup, gone: ConnectedClient | None) -> None:
+    """Forget the subscriptions of a group if a member that told much more than any of those that are there is gone, or
+    tells less now: its weight counts no more. The others tell theirs again with their next heartbeats.
+    """
+    if gone is None or gone.weight <= LIGHT_WEIGHT:
+        return
+    if all(2 * other.weight < gone.weight for other in group.clients.values()):
+        group.subscriptions.clear()
 
 
 def _warn_of_others(group: ConsumerGroup, client: ConnectedClient) -> None:

@@ -1,0 +1,67 @@
+"""What members of a group told stays while somebody's weight counts it; those who are silent go in turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketspark.broker.consumers.connected_clients import ConnectedClients, ConsumerGroup
+from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat, ProducerData, SubscriptionBody
+
+pytestmark = pytest.mark.shows("memory of subscriptions: nothing of a member stays behind that no weight counts")
+
+
+class Connection:
+    remote_host, sender, is_open, is_writable = "10.0.0.1", None, True, True
+
+    def __init__(self, number: int) -> None:
+        self.address = f"10.0.0.1:{number}"
+
+
+def told(clients: ConnectedClients, peer: Any, *, codes: int, version: int, client_id: str = "") -> ConsumerGroup:
+    one = SubscriptionBody(topic="t", code_set=[*range(codes)], sub_version=version)
+    data = ConsumerData(group_name="g", subscription_data_set=[one])
+    beat = Heartbeat(client_id=client_id or peer.address, consumer_data_set=[data])
+    clients.beat(peer, beat, "JAVA", 1, 0)
+    return clients.consumers["g"]
+
+
+def test_what_a_member_told_at_length_goes_with_it() -> None:
+    clients = ConnectedClients(lambda group: None)
+    light, heavy = Connection(1), Connection(2)
+    told(clients, light, codes=0, version=1)
+    group = told(clients, heavy, codes=1000, version=2)
+    assert (len(group.subscriptions["t"].codes), clients.weight > 100) == (1000, True)
+    clients.leave(heavy, consumer_group="g")
+    assert group.subscriptions == {}
+    assert len(told(clients, light, codes=0, version=1).subscriptions["t"].codes) == 0
+    # The same where it tells less of itself, and where it comes back over another connection.
+    assert len(told(clients, heavy, codes=1000, version=2).subscriptions["t"].codes) == 1000
+    assert len(told(clients, heavy, codes=0, version=1).subscriptions["t"].codes) == 0
+    told(clients, heavy, codes=1000, version=2, client_id="c")
+    heavy.is_open = False
+    assert len(told(clients, Connection(3), codes=0, version=1, client_id="c").subscriptions["t"].codes) == 0
+
+
+def test_what_others_told_as_well_stays() -> None:
+    clients = ConnectedClients(lambda group: None)
+    one, other = Connection(1), Connection(2)
+    for peer, codes in ((one, 600), (other, 1000)):
+        group = told(clients, peer, codes=codes, version=codes)
+    clients.leave(other, consumer_group="g")
+    assert len(group.subscriptions["t"].codes) == 1000
+    # Few tags of one that is gone stay as in RocketMQ: the newest counts.
+    clients = ConnectedClients(lambda group: None)
+    told(clients, one, codes=0, version=1)
+    group = told(clients, other, codes=3, version=2)
+    clients.leave(other, consumer_group="g")
+    assert len(group.subscriptions["t"].codes) == 3
+
+
+def test_many_who_are_silent_are_dropped_over_several_turns() -> None:
+    clients = ConnectedClients(lambda group: None)
+    names = [ProducerData(group_name=f"p{n}") for n in range(5000)]
+    clients.beat(Connection(1), Heartbeat(client_id="c", producer_data_set=names), "JAVA", 1, 0)
+    assert sum(1 for _ in clients.expire_steps(1 << 60)) >= 9
+    assert (clients.producers, clients.weight) == ({}, 0)
