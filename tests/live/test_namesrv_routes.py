@@ -411,6 +411,15 @@ def test_a_slave_is_told_its_master() -> None:
     run(main())
 
 
+def test_a_zone_is_a_name_as_it_stands_in_every_route() -> None:
+    async def main() -> None:
+        async with name_server() as names, connected(names.address) as peer:
+            for zone, code in ((None, 0), ("", 0), ("z" * 255, 0), ("z" * 256, 29), ("z\n", 29)):
+                assert (await register(peer, zone=zone)).code == code
+
+    run(main())
+
+
 def test_the_data_version_tells_whether_to_register_again() -> None:
     async def main() -> None:
         async with name_server() as names, connected(names.address) as peer:

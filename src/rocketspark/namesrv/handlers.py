@@ -159,7 +159,7 @@ class NameServerHandlers:
     def register(self, peer: Peer, request: Request[RegisterBrokerHeader], body: bytes) -> Answer:
         """REGISTER_BROKER: take a broker's address and topics; a body whose CRC is wrong is refused."""
         h = request.ext
-        check_broker(h.cluster, h.broker_name, h.broker_id, h.address, h.ha_address)
+        check_broker(h.cluster, h.broker_name, h.broker_id, h.address, h.ha_address, h.zone or "")
         large = len(body) * (DEFLATED if h.compressed else 1) > LARGE_BYTES
         # None of a broker's registrations passes an older one of it.
         if large or (h.cluster, h.address) in self._under_way:

@@ -47,13 +47,14 @@ def is_mapping(mapping: QueueMapping) -> bool:
     )
 
 
-def check_broker(cluster: str, broker_name: str, broker_id: int, address: str, ha_address: str) -> None:
+def check_broker(cluster: str, broker_name: str, broker_id: int, address: str, ha_address: str, zone: str = "") -> None:
     """Raise ServerError 29 for an invalid name or address of a broker."""
     for what, text in (("clusterName", cluster), ("brokerName", broker_name), ("brokerAddr", address)):
         if not is_name(text):
             raise _illegal(what, text)
-    if ha_address and not is_name(ha_address):
-        raise _illegal("haServerAddr", ha_address)
+    for what, text in (("haServerAddr", ha_address), ("__ZONE_NAME", zone)):
+        if text and not is_name(text):
+            raise _illegal(what, text)
     if not 0 <= broker_id <= LONG_MAX:
         raise ServerError(ResponseCode.INVALID_PARAMETER, "brokerId: a number from 0 to 2^63-1 is needed")
 
