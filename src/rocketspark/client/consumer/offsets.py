@@ -30,6 +30,8 @@ from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 from rocketspark.transport.peer import Peer
 
 FOLDER = "~/.rocketmq_offsets"
+# A broker takes a member of which it hears nothing for 120 s for gone, and the last heartbeat may be 30 s old.
+AWAY_S = 90.0
 # After so long an offset is told again that has not moved. Java's client tells all each time (5 s).
 AGAIN_S = 30.0
 
@@ -282,11 +284,36 @@ log = logging.getLogger("rocketspark.client")
 ConsumeFrom = Literal["last", "first"] | int
 
 
+class Presence:
+    """Whether a program went on all the time, which looks here every few seconds while it does."""
+
+    def __init__(self) -> None:
+        self._seen = self._now()
+        # How often it stood still, and how many of these somebody has seen to.
+        self.gaps = self.seen_to = 0
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        # By the time of day too: where the machine sleeps, the clock that is never set may stand still.
+        return machine.monotonic(), machine.time()
+
+    def look(self) -> bool:
+        """Tell whether the program, or its machine, stood still for so long that it may have been taken for gone, and
+        nobody has seen to it.
+        """
+        now, before = self._now(), self._seen
+        self._seen = now
+        self.gaps += max(now[0] - before[0], now[1] - before[1]) > AWAY_S
+        return self.gaps > self.seen_to
+
+
 class OffsetCommits:
     """The offsets of one consumer. `store` keeps them; `pullers`: the puller that reads each queue now.
 
     `consume_from`: where a queue without a committed offset begins ("last", "first", or a time in ms). `to_commit`
-    returns up to which offset the application has finished a puller's queue.
+    returns up to which offset the application has finished a puller's queue. `was_away` tells whether others may have
+    read the queues: what they committed is not set back then. `told`: the offset that was committed last here, of each
+    queue, or read on from: a larger one is others'.
     """
 
     def __init__(
@@ -298,6 +325,7 @@ class OffsetCommits:
         *,
         consume_from: ConsumeFrom,
         to_commit: Callable[[Puller], int],
+        was_away: Callable[[], bool] = lambda: False,
     ) -> None:
         if consume_from not in ("last", "first") and not isinstance(consume_from, int):
             raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
@@ -307,6 +335,8 @@ class OffsetCommits:
         self._group = group
         self._pullers = pullers
         self._consume_from = consume_from
+        self._was_away = was_away
+        self.told: dict[MessageQueue, int] = {}
 
     def to_commit(self, puller: Puller) -> int:
         """Return the offset to commit of a puller's queue: up to where the application finished it, or where a broker
@@ -324,6 +354,7 @@ class OffsetCommits:
             end = await self._bound(peer, queue, client_api.max_offset, "max_offset")
         committed = await self.store.committed(queue)
         if committed is not None and committed >= 0:
+            self.told[queue] = committed
             return committed
         if is_retry or self._consume_from == "last":
             return end
@@ -343,6 +374,25 @@ class OffsetCommits:
         header = plain_pull(self._group, queue.topic, queue.queue_id, 0, 1, broker_name=queue.broker_name)
         bound: int = getattr((await client_api.pull(peer, header)).header, name)
         return bound
+
+    async def of_others(self, puller: Puller, at: int) -> int | None:
+        """Return the offset up to which others have read a puller's queue, if that is beyond `at`; else None. Raises
+        RocketSparkError.
+        """
+        committed = await self.store.committed(puller.queue)
+        if committed is None or committed <= max(at, self.told.get(puller.queue, -1)):
+            return None
+        return committed
+
+    async def _is_mine(self, puller: Puller, *, strict: bool) -> bool:
+        """Tell whether nobody else has read a puller's queue further."""
+        try:
+            return puller.reset_to is not None or await self.of_others(puller, self.to_commit(puller)) is None
+        except RocketSparkError as e:
+            if strict:
+                raise
+            log.warning("how far %s was read is not known, nothing is committed: %s", puller.queue, e)
+            return False
 
     def _is_unknown(self, puller: Puller) -> bool:
         """Tell whether the place that stores offsets may not know how far a queue was read."""
@@ -369,6 +419,9 @@ class OffsetCommits:
         if not oneway:
             await self._find_masters(pullers)
         moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
+        if moved and self._was_away():
+            mine = await asyncio.gather(*(self._is_mine(puller, strict=strict) for puller in moved.values()))
+            moved = {queue: puller for (queue, puller), is_mine in zip(moved.items(), mine, strict=True) if is_mine}
         leaving = {puller for puller in moved.values() if puller.leaving}
         told: dict[Puller, tuple[int, object, float]] = {}
 
@@ -379,6 +432,7 @@ class OffsetCommits:
             offset = self.to_commit(puller)
             # As it is now: what takes its place meanwhile knows nothing of this.
             told[puller] = offset, self.store.place(queue), asyncio.get_running_loop().time()
+            self.told[queue] = offset
             return offset
 
         offsets = {queue: self.to_commit(puller) for queue, puller in moved.items()}

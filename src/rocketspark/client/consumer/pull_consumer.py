@@ -464,6 +464,7 @@ class AsyncPullConsumer(ConsumerLife):
             await self._rebalance.commit(strict=True, oneway=not wait)
             return
         given = {self._full(q): _offset(offset) for q, offset in offsets.items()}
+        self._rebalance.offsets.told |= given
         failed = await self._offsets.commit(given, oneway=not wait)
         for error in failed.values():
             raise error

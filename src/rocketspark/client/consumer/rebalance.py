@@ -20,7 +20,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.client.consumer.allocate_queues import strategy_of
 from rocketspark.client.consumer.consumer_options import ConsumerSettings
-from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits, OffsetStore
+from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits, OffsetStore, Presence
 from rocketspark.client.consumer.puller import Puller, PullerCalls, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
 from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
@@ -108,10 +108,9 @@ class Rebalance:
         )
         validators.check_intervals(rebalance_interval_ms=settings.rebalance_interval_ms)
         self._calls = calls
-        self._puller_calls = PullerCalls(calls.deliver, self._moved, calls.set_aside, calls.refused)
-        if locks is not None:
-            # Who lost a lock would set back what the next one committed.
-            self._puller_calls = self._puller_calls._replace(may_commit=locks.holds)
+        # Who lost a lock, or was away, would set back what the next one committed.
+        may_commit = locks.holds if locks is not None else lambda queue: not self._was_away()
+        self._puller_calls = PullerCalls(calls.deliver, self._moved, calls.set_aside, calls.refused, may_commit)
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
         self._others = OtherSubscriptions(instance, group)
         # What the last rebalance was refused.
@@ -134,7 +133,9 @@ class Rebalance:
             self.pullers,
             consume_from=settings.consume_from,
             to_commit=calls.to_commit,
+            was_away=self._was_away,
         )
+        self._presence = Presence()
         self.locks = locks
         if locks is not None:
             locks.regained = self._catch_up
@@ -303,6 +304,7 @@ class Rebalance:
         again.
         """
         whole, self._refusal = True, None
+        away, gaps = self._was_away(), self._presence.gaps
         shares: dict[str, list[MessageQueue]] = {}
         self._newcomers = False
         for topic in list(self.subscriptions):
@@ -324,14 +326,32 @@ class Rebalance:
             await self._leave_all_but(topic, [])
             await self._release_all_but(topic, [])
         taking = any(q not in self.pullers for share in shares.values() for q in share)
-        if self._newcomers and self.locks is None and taking:
+        if away or (self._newcomers and self.locks is None and taking):
             # Whoever has these queues now was told of the newcomers as well, and commits what it finished.
             await asyncio.sleep(HANDOVER_S)
         for topic, share in shares.items():
             whole = await self.own(topic, share) and whole
+        if away and shares:
+            whole = await self._come_back(gaps) and whole
         if self.assignment is not None or len(self._known_members) > 1:
             await self._others.look(self.subscriptions)
         return whole
+
+    def _was_away(self) -> bool:
+        """Tell whether this member stood still for so long that others may have read its queues meanwhile."""
+        # With locks, these tell. Who is no member has its queues to itself.
+        return self.joined and self.locks is None and not self._settings.broadcast and self._presence.look()
+
+    async def _come_back(self, gaps: int) -> bool:
+        """Go on where others have come to, after this member was away. Returns False if that is not known yet."""
+        try:
+            for queue in list(self.pullers):
+                await self._catch_up(queue)
+        except RocketSparkError as e:
+            trouble_log.warning("group %s: how far others have read meanwhile is not known: %s", self.group, e)
+            return False
+        self._presence.seen_to = gaps
+        return True
 
     async def _share(self, topic: str) -> list[MessageQueue] | None:
         """Return this member's queues of a topic, and give up the others; None while they cannot be told."""
@@ -502,6 +522,8 @@ class Rebalance:
         before = self.pullers.get(queue)
         if before is not None:
             before.drop()
+            told = self.offsets.told
+            told[queue] = max(told.get(queue, -1), before.process_queue.lowest)
         subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
         counts = self.rates.of(queue.topic)
         puller = Puller(
@@ -573,14 +595,14 @@ class Rebalance:
             log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
 
     async def _catch_up(self, queue: MessageQueue) -> None:
-        """Begin a queue anew whose lock another member may have had, if the group is further by now. Raises
+        """Begin a queue anew that another member may have read, if the group is further by now. Raises
         RocketSparkError.
         """
         puller = self.pullers.get(queue)
         if puller is None or not self.reads(queue):
             return
-        committed = await self.offsets.store.committed(queue)
-        if committed is not None and committed > puller.process_queue.lowest and self.reads(queue):
+        committed = await self.offsets.of_others(puller, puller.process_queue.lowest)
+        if committed is not None and self.pullers.get(queue) is puller and self.reads(queue):
             log.info("group %s: others read %s up to offset %d meanwhile", self.group, queue, committed)
             puller.drop()
             puller.reset_to = committed
@@ -598,6 +620,7 @@ class Rebalance:
         """Go on with the queue of a puller that was dropped, unless somebody else decided about it meanwhile."""
         if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
             self._begin(puller.queue, offset)
+            self.offsets.told[puller.queue] = offset
 
     async def _sample(self) -> None:
         while True:
