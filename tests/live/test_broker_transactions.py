@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, pull, records, run, send, until
 from tests.support.patience import LIMIT_S
@@ -15,7 +16,7 @@ from tests.support.patience import LIMIT_S
 from rocketspark.client.connection import admin_api, client_api
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import batch, half_ranges, record
 from rocketspark.protocol.message.properties import decode
 from rocketspark.protocol.message.record import Record
 from rocketspark.transport.peer import Peer
@@ -116,6 +117,42 @@ def test_an_end_that_does_not_fit_its_half_message_is_refused(tmp_path: Path) ->
             assert await visible(peer) == []
             assert await end(peer, message, COMMIT) == (0, None)
             assert len(await visible(peer)) == 1
+
+    run(main())
+
+
+@pytest.mark.shows("an end of a half message that was lost with a master ends no other that lies at its place now")
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_an_end_of_a_lost_half_message_ends_no_other_at_its_place(tmp_path: Path, in_batch: bool) -> None:
+    async def place(peer: Peer, number: int) -> tuple[Half, dict[str, Any]]:
+        if not in_batch:
+            return await half(peer, number), {"message_id": f"U{number}", "transaction_id": f"U{number}"}
+        pairs = f"UNIQ_KEY\x01U{number}\x02PGROUP\x01{GROUP}\x02"
+        body = batch.encode([batch.BatchItem(0, b"tx %d" % number, pairs.encode())])
+        reply = await send(peer, body, TOPIC, 1, pairs={"UNIQ_KEY": "B"}, sys_flag=4, code=RequestCode.SEND_HALF_BATCH)
+        return Half(reply.raise_for_code("send").header(headers.SendReply)), {"message_id": f"U{number}"}
+
+    async def commit(peer: Peer, there: Half, ids: dict[str, Any]) -> tuple[int, str | None]:
+        if not in_batch:
+            return await end(peer, there, COMMIT, **ids)
+        header = headers.EndHalfRangesHeader(topic=TOPIC, producer_group=GROUP, outcome=COMMIT, **ids)
+        body = half_ranges.encode([(there.offset, np.array([there.position]))])
+        reply = await peer.request(RequestCode.END_HALF_RANGES, header, body)
+        return reply.code, reply.remark
+
+    async def main() -> None:
+        async with broker(tmp_path / "first") as server, connected(server.address) as peer:
+            await create(peer)
+            lost, ids_of_lost = await place(peer, 1)
+        # The new master never had it.
+        async with broker(tmp_path / "second") as server, connected(server.address) as peer:
+            await create(peer)
+            other, ids = await place(peer, 2)
+            assert (other.offset, other.position) == (lost.offset, lost.position)
+            assert await commit(peer, lost, ids_of_lost) == (1, "The half message there is another one")
+            assert await visible(peer) == []
+            assert await commit(peer, other, ids) == (0, None)
+            assert [m.body for m in await visible(peer)] == [b"tx 2"]
 
     run(main())
 

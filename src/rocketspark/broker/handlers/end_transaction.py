@@ -176,6 +176,8 @@ class TransactionHandler:
             ranges = half_ranges.decode(body)
         except (struct.error, ValueError) as e:
             raise illegal(f"ranges of half messages: {e}") from None
+        if h.message_id:
+            self._transactions.check_id(int(ranges[0][1][0]), h.message_id)
         gone: list[int] = []
         end: int | None = None
         worked = 0

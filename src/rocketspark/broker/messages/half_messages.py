@@ -39,6 +39,8 @@ NEVER_MS = LONG_MAX
 KIND = "half"
 # Part of the remark for a half message that cannot be committed any more.
 HALF_GONE = "Find prepared transaction message failed"
+# What the end names was lost with a master, and another one lies at its place now.
+OTHER_HALF = "The half message there is another one"
 
 
 class TransactionKey(NamedTuple):
@@ -171,7 +173,20 @@ class HalfMessages:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         if half.position != h.physical_offset:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+        if h.transaction_id and pairs.get(properties.UNIQUE_ID, h.transaction_id) not in (
+            h.transaction_id,
+            h.message_id,
+        ):
+            raise ServerError(ResponseCode.SYSTEM_ERROR, OTHER_HALF)
         return half, pairs
+
+    def check_id(self, position: int, unique_id: str) -> None:
+        """Raise ServerError 1 if the half message at a physical offset is another one than a client means."""
+        half = self.told(position)
+        if half is not None and half.topic.decode("utf-8", "replace") == topic_names.HALF_TOPIC:
+            pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+            if pairs.get(properties.UNIQUE_ID, unique_id) != unique_id:
+                raise ServerError(ResponseCode.SYSTEM_ERROR, OTHER_HALF)
 
     def set_aside_before(self, entry: Quarantined) -> Record:
         """Return the record of a half message in the quarantine. Raises RecordError if it cannot be found.

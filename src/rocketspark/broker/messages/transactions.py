@@ -86,6 +86,7 @@ class Transactions:
     ) -> None:
         self._store = store
         self._half_messages = HalfMessages(store, offsets)
+        self.check_id = self._half_messages.check_id
         self._op_messages = OpMessages(store, put_message, self._half_messages)
         self.batched = BatchedHalves(store, put_message, stats)
         self._put_message = put_message

@@ -283,7 +283,8 @@ class RowsInFlight:
     def _batch(self, at: int, end: int) -> PreparedMessage:
         rows, first = slice(at, end), self._first + at
         body = batch_columns.encode(self._rows.bodies[rows], self._rows.pieces_of(rows), self._prefix, first)
-        ids = joined_ids(self._prefix, first, end - at) if self._is_hooked else ""
+        # Of half messages the first one's says to which place an end belongs.
+        ids = joined_ids(self._prefix, first, end - at if self._is_hooked else int(self._half))
         return batch_message(self._topic, body, ids)
 
     def _message(self, row: int) -> PreparedMessage:

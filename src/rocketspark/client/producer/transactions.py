@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, Unpack
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from rocketspark import machine
 from rocketspark.client.callbacks import passes_on
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.real_threads import DaemonThreads
@@ -38,6 +42,8 @@ from rocketspark.transport.peer import Peer
 log = logging.getLogger("rocketspark.client")
 # A header holds little, and an error may tell much.
 REMARK_CHARACTERS_MAX = 1000
+# For so long the end of a batch of rows is told again, which outlasts the election of a master.
+ENDS_S = 10.0
 
 T = TypeVar("T")
 
@@ -354,11 +360,14 @@ class AsyncTransactionProducer(AsyncProducer):
         """End a batch of half messages, which a broker of RocketSpark stored."""
         count = sent.offset_message_id.count(",") + 1
         header = EndHalfRangesHeader(
-            topic=topic, producer_group=self.group, outcome=_OUTCOMES[state], broker_name=sent.queue.broker_name
+            topic=topic,
+            producer_group=self.group,
+            outcome=_OUTCOMES[state],
+            message_id=sent.message_id.partition(",")[0] or None,
+            broker_name=sent.queue.broker_name,
         )
         ranges = [(sent.queue_offset, half_ranges.positions_of(sent.offset_message_id, count))]
-        peer = await self._send_attempts.peer_to_end(self._in_namespace(sent.queue))
-        gone = await client_api.end_half_ranges(peer, header, ranges, timeout_ms=self._rules.timeout_ms)
+        peer, gone = await self._tell_ranges(self._in_namespace(sent.queue), header, ranges)
         if len(gone) and state is TransactionState.COMMIT:
             text = "%d rows of topic %s cannot be committed: their half messages were rolled back or are gone"
             log.error(text, len(gone), topic)
@@ -371,6 +380,24 @@ class AsyncTransactionProducer(AsyncProducer):
                 message_id=message_id,
             )
             self._tell_end(peer, one, topic, None, "", state)
+
+    async def _tell_ranges(
+        self, queue: MessageQueue, header: EndHalfRangesHeader, ranges: Sequence[half_ranges.Range]
+    ) -> tuple[Peer, NDArray[np.int64]]:
+        """Tell a queue's broker how half messages end, again if need be: told twice it changes nothing, and where a
+        master is replaced each row would be asked about.
+        """
+        until_s = machine.monotonic() + ENDS_S
+        for attempt in itertools.count():
+            try:
+                peer = await self._send_attempts.peer_to_end(queue)
+                return peer, await client_api.end_half_ranges(peer, header, ranges, timeout_ms=self._rules.timeout_ms)
+            except RocketSparkError as e:
+                if not e.retriable or machine.monotonic() >= until_s:
+                    raise
+            await self._send_attempts.look_again(queue.topic, until_s)
+            await self._send_attempts.pause(attempt, until_s)
+        raise AssertionError
 
     def _half_properties(self, check_after_s: int) -> str:
         """Return the properties that make a message a half message."""

@@ -164,12 +164,14 @@ class EndTransactionHeader(Header, kw_only=True, gc=False):
 class EndHalfRangesHeader(Header, kw_only=True, gc=False):
     """END_HALF_RANGES (7310006), our own: ends the transactions of ranges of half messages, all of them for `topic`.
 
-    `outcome`: 8 commit, 12 rollback. The body is made by `half_ranges.encode`.
+    `outcome`: 8 commit, 12 rollback; `message_id`: the unique id of the first. The body is made by
+    `half_ranges.encode`.
     """
 
     topic: str
     producer_group: str
     outcome: Long = field(name="commitOrRollback")
+    message_id: str | None = field(name="msgId", default=None)
     broker_name: str | None = field(name="bname", default=None)
 
 
