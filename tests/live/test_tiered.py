@@ -30,7 +30,7 @@ from tests.live.test_broker_retention import Disk
 from rocketspark import machine
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
-from rocketspark.errors import StoreUnwritable
+from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, PullReply, TimeReply, TopicHeader
@@ -426,6 +426,8 @@ def test_a_topic_has_a_time_of_its_own_in_the_tier(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with tiered(tmp_path, **at_once) as server, connected(server.address) as peer:
+            with pytest.raises(ServerError, match=r"reserve\.time '1h' is no number of ms"):
+                await create(peer, queues=1, attributes="+reserve.time=1h")
             await create(peer, queues=1, attributes="+reserve.time=3600000")
             await create_group(peer)
             await filled(peer)

@@ -20,7 +20,7 @@ from rocketspark.broker.storage.table_saving import SavedTable
 from rocketspark.broker.topics import check_queue_type, has_batch_queues
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
-from rocketspark.model.text import shown
+from rocketspark.model.text import LONG_MAX, shown, whole_number
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import CreateTopicHeader, Request, TopicHeader
 from rocketspark.protocol.headers.static_topics import TopicConfigHeader
@@ -28,7 +28,7 @@ from rocketspark.protocol.headers.topics import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
-from rocketspark.protocol.topic_attributes import BATCH, KNOWN_TYPES, MESSAGE_TYPE, NORMAL, QUEUE_TYPE
+from rocketspark.protocol.topic_attributes import BATCH, KNOWN_TYPES, MESSAGE_TYPE, NORMAL, QUEUE_TYPE, RESERVE_TIME
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -91,6 +91,7 @@ class TopicHandler:
         known = self._topics.get(h.topic)
         attributes = merged_attributes(known.attributes if known else {}, h.attributes)
         check_message_type(attributes)
+        check_reserve_time(attributes)
         lite_attributes.check_topic(attributes)
         check_queue_type(h.topic, known, attributes)
         self._topics.make_way([h.topic])
@@ -270,6 +271,14 @@ def check_message_type(attributes: dict[str, str]) -> None:
         raise ServerError(
             ResponseCode.INVALID_PARAMETER, f"{MESSAGE_TYPE} {shown(kind)!r} is not one of {', '.join(KNOWN_TYPES)}"
         )
+
+
+def check_reserve_time(attributes: dict[str, str]) -> None:
+    """Raise ServerError 29 for a time in the second tier that is none."""
+    given = attributes.get(RESERVE_TIME, "-1")
+    if whole_number(given, low=-1, high=LONG_MAX) is None:
+        text = f"{RESERVE_TIME} {shown(given)!r} is no number of ms from -1 to {LONG_MAX}"
+        raise ServerError(ResponseCode.INVALID_PARAMETER, text)
 
 
 def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
