@@ -71,6 +71,22 @@ def test_our_client_sends_to_light_queues_and_pulls_them(cluster: Cluster) -> No
         assert (consumer.min_offset(red), consumer.max_offset(red)) == (0, 3)
 
 
+def test_our_client_reads_light_queues_of_any_name_and_goes_on_there() -> None:
+    names = ["%LMQ%a@b", "%LMQ%devices:12 left.$x", "%LMQ%über", "%LMQ%" + "x" * 240]
+    with run_cluster(**LIGHT) as cluster, Producer(cluster.namesrv) as producer:
+        found: list[tuple[bytes, int]] = []
+        for number in range(2):
+            producer.send("odd", b"%d" % number, properties={NAMES: ",".join(names)})
+            # The second one goes on where the first one was.
+            with PullConsumer(cluster.namesrv, "readers", consume_from="first") as consumer:
+                name = consumer.queues("odd")[0].broker_name
+                consumer.assign([MessageQueue(each, name, 0) for each in names])
+                while len(found) < 4 * (number + 1):
+                    found += [(m.body, m.queue_offset) for m in consumer.poll(timeout_ms=5000)]
+                consumer.commit()
+        assert found == [(b"0", 0)] * 4 + [(b"1", 1)] * 4
+
+
 @pytest.mark.parametrize(
     ("names", "code", "text"),
     [

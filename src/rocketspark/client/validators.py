@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from rocketspark.errors import ConfigError, MessageIllegal, UsageError
 from rocketspark.model.route import MessageQueue
 from rocketspark.model.text import LONG_MAX, nearest
+from rocketspark.protocol.light_queues import NAME_PREFIX
 
 TOPIC_CHARACTERS_MAX = 127
 GROUP_CHARACTERS_MAX = 120
@@ -49,6 +50,11 @@ def check_topic(topic: str) -> str:
     if not _LEGAL.fullmatch(topic):
         raise MessageIllegal(f"topic {topic!r}: only letters, digits and % | _ - are allowed", topic=topic)
     return topic
+
+
+def check_read(topic: str) -> str:
+    """Return a topic whose queues are read. Raises MessageIllegal; a light queue may have any name."""
+    return topic if isinstance(topic, str) and topic.startswith(NAME_PREFIX) else check_topic(topic)
 
 
 @lru_cache(maxsize=4096)

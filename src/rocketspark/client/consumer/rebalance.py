@@ -170,7 +170,7 @@ class Rebalance:
 
     def set_filter(self, topic: str, expression: str, kind: str = TAG) -> None:
         """Set the filter of a topic, also for its queues that are being read."""
-        validators.check_topic(topic)
+        validators.check_read(topic)
         before = self.subscriptions.get(topic)
         self._version = newer_version(self._version)
         wanted = subscribe(topic, expression, version=self._version, kind=kind)
