@@ -88,6 +88,10 @@ class TierOwner:
                 self.number = self._sign
                 self._segments.taken(self._sign)
             self._write(self._name)
+            # Another one may have found nobody's sign either, and written its own since.
+            written, sign, where = _decoded(self._segments.whole(self._key) or b"")
+            if written != self._name:
+                self._wait_for(written, sign, where, now)
             self._signed_s = now
         if table.get("place") != self._place:
             text = config_files.sealed({"id": self._id, "place": self._place})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,42 @@ def test_who_could_not_sign_for_long_writes_no_more_before_it_takes_the_tier_ane
         with pytest.raises(TierTaken):
             each()
     second.keep()
+
+
+def test_of_two_that_find_nobody_at_once_one_takes_the_tier(tmp_path: Path) -> None:
+    at_once, one_by_one = threading.Barrier(2, timeout=60), threading.Lock()
+
+    class Both(FolderSegments):
+        looks = 0
+
+        def whole(self, key: str) -> bytes | None:
+            self.looks += 1
+            found = super().whole(key)
+            if self.looks <= 2:
+                at_once.wait()  # Both have looked; then both have written.
+            return super().whole(key) if self.looks == 2 else found
+
+        def put(self, key: str, content: bytes) -> None:
+            with one_by_one:
+                super().put(key, content)
+
+    held = list[str]()
+
+    def hold(store: str) -> None:
+        taking = owner(tmp_path, store)
+        taking._segments = Both(str(tmp_path / "tier"))
+        try:
+            taking.hold()
+            held.append(store)
+        except TierTaken:
+            pass
+
+    threads = [threading.Thread(target=hold, args=(store,)) for store in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(held) == 1
+    owner(tmp_path, held[0]).hold()
+    with pytest.raises(TierTaken):
+        owner(tmp_path, "two" if held == ["one"] else "one").hold()
