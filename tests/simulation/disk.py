@@ -1,7 +1,8 @@
 """The disk of a simulated machine: a folder holds what its processes see, and beside it is known what was synced.
 
 Rule: after a power cut a file has what was synced; of what was written since, each sector is there or not, and so is
-each name. Nothing is ever kept because of the order in which it was written.
+each name. Nothing is ever kept because of the order in which it was written. As Linux does it, a page whose sync failed
+counts as written: no later sync writes it before it was changed again.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class SimDisk:
         self.random = node.world.random(f"disk {node.name}")
         self._files: dict[int, Pages] = {}
         self._names: dict[int, dict[str, int]] = {}
+        # By file and page: what a sync that failed did not write.
+        self._forgotten: dict[int, dict[int, bytes]] = {}
         self._maps: dict[int, tuple[mmap.mmap, int, str]] = {}
 
     # -- calls of the product ------------------------------------------------------------------------------------
@@ -131,10 +134,12 @@ class SimDisk:
         at -= at % mmap.PAGESIZE
         _, number, path = self._maps[id(mapped)]
         synced = self._synced(number)
+        before = self._before(number)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return synced.put(at, mapped[at:end])
+            synced.put(at, mapped[at:end])
+            return
         try:
             if os.fstat(fd).st_ino == number:
                 synced.read(fd, at, end)
@@ -142,14 +147,52 @@ class SimDisk:
                 synced.put(at, mapped[at:end])
         finally:
             os.close(fd)
+        self._keep_forgotten(number, before)
 
     def sync_descriptor(self, fd: int) -> None:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             self._names[found.st_ino] = _names(f"/proc/self/fd/{fd}")
             return
+        before = self._before(found.st_ino)
         # By its place in /proc, as one that was opened for writing alone cannot be read.
         self._files[found.st_ino] = Pages.of(f"/proc/self/fd/{fd}")
+        self._keep_forgotten(found.st_ino, before)
+
+    def sync_failed(self, call: str, what: Any, at: int = 0, end: int = sys.maxsize) -> None:
+        """Note what a call that fails does not put on the disk."""
+        if call == "sync_map":
+            _, number, path = self._maps[id(what)]
+            self.forget(path, number, at, end)
+        elif call == "sync_file" and os.path.exists(what):
+            self.forget(what, os.stat(what).st_ino, at, end)
+
+    def forget(self, path: str, number: int, at: int, end: int) -> None:
+        """Note what a sync that fails does not write, and no later one either."""
+        if os.path.isfile(path) and os.stat(path).st_ino == number:
+            now, synced = Pages.of(path), self._synced(number)
+            lost = self._forgotten.setdefault(number, {})
+            for place, page in now.pages.items():
+                if at <= place * PAGE + PAGE and place * PAGE < end and page != synced.pages.get(place, _ZEROS):
+                    lost[place] = page
+
+    def written(self, path: str, at: int = 0, end: int = sys.maxsize) -> None:
+        """Note that bytes of a file were changed, or as good as that."""
+        lost = self._forgotten.get(os.stat(path).st_ino) if os.path.exists(path) else None
+        for place in [place for place in lost or () if at < place * PAGE + PAGE and place * PAGE < end]:
+            del self._forgotten[os.stat(path).st_ino][place]
+
+    def _before(self, number: int) -> dict[int, bytes]:
+        synced = self._synced(number)
+        return {place: synced.pages.get(place, _ZEROS) for place in self._forgotten.get(number, ())}
+
+    def _keep_forgotten(self, number: int, before: dict[int, bytes]) -> None:
+        lost, synced = self._forgotten.get(number, {}), self._synced(number)
+        for place, page in list(lost.items()):
+            if synced.pages.get(place, _ZEROS) == page:
+                synced.pages[place] = before[place]
+            else:
+                del lost[place]
 
     def _synced(self, number: int) -> Pages:
         found = self._files.get(number)
@@ -169,6 +212,7 @@ class SimDisk:
         shutil.rmtree(self.root)
         self.root.mkdir()
         self._files.clear()
+        self._forgotten.clear()
         self._names.clear()
 
     def flip(self, path: Path, at: int, bit: int) -> None:
@@ -188,6 +232,7 @@ class SimDisk:
         shutil.rmtree(self.root)
         left.rename(self.root)
         self._files.clear()
+        self._forgotten.clear()
         self._names.clear()
         self._maps.clear()
         for folder, _, files in os.walk(self.root):
@@ -274,18 +319,33 @@ def install() -> None:
             if process is None:
                 return original(self, *arguments, **more)
             disk = process.node.disk
-            disk.step(name)
+            try:
+                disk.step(name)
+            except OSError:
+                disk.sync_failed(name, *arguments)
+                raise
             if name == "sync_map":
                 return disk.sync_map(*arguments)
             found = original(self, *arguments, **more)
             if name == "map":
                 disk.mapped(arguments[0], found)
+            elif name == "write_at":
+                disk.written(arguments[0], arguments[1], arguments[1] + len(arguments[2]))
+            elif name in ("cut", "create", "write_file", "overwrite"):
+                disk.written(arguments[0], arguments[1] if name == "cut" else 0)
             return found
 
         return call
 
     for name in sorted(_WRITES | _SYNCS | {"map"}):
         setattr(files, name, wrapped(name, getattr(files, name)))
+
+    def write_again(self: Any, mapped: mmap.mmap, at: int, end: int) -> None:
+        process = loop.current_process()
+        if process is not None:
+            process.node.disk.written(process.node.disk._maps[id(mapped)][2], at, end)
+
+    files.write_again = write_again  # type: ignore[method-assign]
 
     def populate(self: Any, mapped: Any, at: int, end: int, *, for_map: bool = True) -> bool:
         return True

@@ -63,6 +63,14 @@ TABLE = {
         "        self.flushes = False\n",
         scenario="rack:alone",
     ),
+    "what_a_failed_flush_left_is_taken_for_flushed": Planted(
+        "messages are said to be there",
+        "store/recovery.py",
+        "        log.mapped_files.write_again(safe, found.end)\n",
+        "        pass\n",
+        seed=9,
+        scenario="rack:failed_flushes",
+    ),
     "who_lost_its_power_goes_on_in_its_epoch": Planted(
         "the logs of broker-a-1 and broker-a-2 differ",
         "controller/replicas_info.py",

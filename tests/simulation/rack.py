@@ -64,6 +64,39 @@ async def among_faults(world: World) -> dict[str, Any]:
     return await _ended(sending)
 
 
+async def failed_flushes(world: World) -> dict[str, Any]:
+    """One broker whose disk fails, that is started again, maybe too early, once the disk is well, and then loses its
+    power.
+    """
+    cluster = Cluster(world, flush_disk_type="SYNC_FLUSH")
+    chance = world.random("cuts")
+    await cluster.start()
+    # Of some pages each, or the page that a flush did not write is changed by the next message.
+    sending = _Sending(cluster, body_bytes=9000)
+    sending.begin()
+    (node,) = cluster.brokers
+    for _ in range(CUTS):
+        await asyncio.sleep(chance.uniform(0.5, 4))
+        node.disk.failing = {"sync"}
+        await asyncio.sleep(chance.uniform(0.1, 1))
+        for number in range(chance.choice([1, 1, 2, 3])):
+            if number:
+                cluster.restart(node)
+                await asyncio.sleep(chance.uniform(0.2, 1))
+            node.kill()
+        node.disk.failing = set()
+        cluster.restart(node)
+        await asyncio.sleep(chance.uniform(0.5, 4))
+        node.power_loss()
+        await asyncio.sleep(0.5)
+        cluster.restart(node)
+    before = len(sending.sent)
+    async with asyncio.timeout(SETTLE_S):
+        while len(sending.sent) == before:
+            await asyncio.sleep(0.1)
+    return await _ended(sending)
+
+
 def _draw_cut(chance: random.Random, cluster: Cluster) -> dict[str, Any]:
     names = [node.name for node in chance.choice([cluster.servers, cluster.brokers])]
     lost = names if chance.random() < 0.6 else chance.sample(names, chance.randint(2, len(names)))
@@ -99,10 +132,11 @@ def _has_flushed_all_of_others(cluster: Cluster) -> bool:
 
 
 class _Sending:
-    """Two senders, and what came of what they sent."""
+    """Two senders, and what came of what they sent: bodies of `body_bytes` at least."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, body_bytes: int = 0) -> None:
         self.cluster = cluster
+        self._body_bytes = body_bytes
         self.nodes = [cluster.world.node(f"sender-{number}") for number in range(2)]
         self.sent: dict[str, tuple[int, int]] = {}
         self.tried: set[str] = set()
@@ -117,7 +151,7 @@ class _Sending:
             number = 0
             while not self.is_over:
                 number += 1
-                body = f"{node.name}:{number}"
+                body = f"{node.name}:{number}".ljust(self._body_bytes, ".")
                 self.tried.add(body)
                 try:
                     result = await producer.send(Message("t", body.encode()))

@@ -33,7 +33,7 @@ def test_a_group_loses_members_and_goes_on() -> None:
 
 
 @pytest.mark.shows("a rack loses its power, all brokers and controllers at once: what SYNC_FLUSH acknowledged is there")
-@pytest.mark.parametrize("scenario", ["alone", "pair", "two_brokers"])
+@pytest.mark.parametrize("scenario", ["alone", "pair", "two_brokers", "failed_flushes"])
 def test_what_was_flushed_is_there_after_all_lost_their_power(scenario: str) -> None:
     assert [outcome["error"] for outcome in outcomes(f"tests.simulation.rack:{scenario}", 1)] == [""]
 
