@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,7 @@ from tests.support.ports import free_ports
 
 from rocketspark.access.request_contexts import CHECKED, FORGOTTEN
 from rocketspark.access.write_gate import READS
+from rocketspark.broker.handlers import send_fast_path
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.replication.role import ON_SLAVE
 from rocketspark.broker.server import BrokerServer
@@ -443,3 +445,31 @@ def test_frames_of_the_table_are_what_our_signer_signs() -> None:
     mine = dict(ext)
     request_signing.sign(mine, b"x", "alice", b"secret-of-alice")
     assert mine["Signature"].encode() in frame(row("alice", 310, ext, "x"), 1)
+
+
+def test_nothing_of_a_closed_connection_waits_for_a_collection(tmp_path: Path) -> None:
+    def kept() -> list[Any]:
+        return [each for each in gc.get_objects() if type(each) is send_fast_path._Known]
+
+    async def main() -> None:
+        async with started(tmp_path) as server, as_admin(server.address) as other:
+            (await other.request(310, send_header("t"), b"x")).raise_for_code("send")
+            gc.collect()
+            before = len(kept())
+            server._send._plain.pause = 0
+            gc.disable()
+            try:
+                async with as_admin(server.address) as admin:
+                    for number in range(4):
+                        pairs = {"UNIQ_KEY": f"{number:032X}"}
+                        (await admin.request(310, send_header("t", pairs=pairs), b"x")).raise_for_code("send")
+                    forms = [form for known in kept() for of_size in known.forms.values() for form in of_size]
+                    # What requests have to show names the connection.
+                    assert len(kept()) == before + 1
+                    assert any(form.standing is not None for form in forms)
+                    del forms
+                await until(lambda: len(kept()) == before)
+            finally:
+                gc.enable()
+
+    run(main())

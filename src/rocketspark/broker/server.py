@@ -499,6 +499,7 @@ class BrokerServer:
             asyncio.get_running_loop().call_soon(self._go_through, steps)
 
     def _peer_closed(self, peer: Peer) -> None:
+        peer.notes = None  # What stands there names the connection, which would stay for a full collection.
         if self._started:
             self._long_polling.drop_owner(peer)
             self._pop_state.drop_owner(peer)
