@@ -171,6 +171,7 @@ def test_the_sender_s_language_may_be_a_number() -> None:
     request = headers.request_decoder(headers.UnregisterClientHeader).decode(head)
     assert headers.sender_language(request.language) == "PYTHON"
     assert headers.sender_language("GO") == "GO"
+    assert [headers.sender_language(name) for name in ("L" * 1_000_000, "go", "", 99)] == ["OTHER"] * 4
 
 
 def test_headers_that_differ_in_some_numbers_alone() -> None:

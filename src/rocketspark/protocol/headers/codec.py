@@ -15,7 +15,7 @@ import msgspec
 
 from rocketspark.errors import FrameError
 from rocketspark.model import typed_json
-from rocketspark.protocol.frames import Frame, language_name
+from rocketspark.protocol.frames import LANGUAGES, Frame, language_name
 
 H = TypeVar("H", bound="Header")
 
@@ -155,5 +155,9 @@ def to_ext_of(header: Header, *varying: str) -> Callable[..., dict[str, str]]:
 
 
 def sender_language(language: str | int) -> str:
-    """Return the name of a sender's language, however its header wrote it."""
-    return language if isinstance(language, str) else language_name(language)
+    """Return the name of a sender's language, however its header wrote it; OTHER for one that RocketMQ does not know:
+    it is kept with the sender and labels figures.
+    """
+    if isinstance(language, str):
+        return language if language in LANGUAGES else "OTHER"
+    return language_name(language)
