@@ -205,6 +205,8 @@ class Rebalance:
         Returns after the first try to take a share, or after 3 s.
         """
         self.joined = True
+        # It may have been made long ago.
+        self._presence = Presence()
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
         if self.locks is not None:

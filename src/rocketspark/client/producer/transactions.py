@@ -387,11 +387,12 @@ class AsyncTransactionProducer(AsyncProducer):
         """Tell a queue's broker how half messages end, again if need be: told twice it changes nothing, and where a
         master is replaced each row would be asked about.
         """
-        until_s = machine.monotonic() + ENDS_S
+        # Whoever takes over ends them one by one, which takes seconds for thousands.
+        until_s, timeout_ms = machine.monotonic() + ENDS_S, max(self._rules.timeout_ms, ENDS_S * 1000)
         for attempt in itertools.count():
             try:
                 peer = await self._send_attempts.peer_to_end(queue)
-                return peer, await client_api.end_half_ranges(peer, header, ranges, timeout_ms=self._rules.timeout_ms)
+                return peer, await client_api.end_half_ranges(peer, header, ranges, timeout_ms=timeout_ms)
             except RocketSparkError as e:
                 if not e.retriable or machine.monotonic() >= until_s:
                     raise
