@@ -134,6 +134,20 @@ def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> Non
     assert b"w-new" in bodies
 
 
+def test_a_light_queue_below_a_topic_that_is_no_lite_topic_is_not_given_out(link: Link) -> None:
+    assert link.create("yards", "+message.type=LITE") == 0
+    assert link.group("whole", bind_topic="yards", sub_wildcard="true") == 0
+    assert link.send(b"odd", None, topic="yards", INNER_MULTI_DISPATCH="%LMQ%$yards$$y")["code"] == 0
+    assert link.send(b"own", "y", topic="yards")["code"] == 0
+    row = '{"action":"COMPLETE_ADD","clientId":"wh","group":"whole","topic":"yards","liteTopicSet":[]}'
+    assert link.ctl(b'{"subscriptionSet":[%b]}' % row.encode()) == [0, None]
+    assert link.ask(200079, {"group": "whole"})[0]["code"] == 0
+    head, body = link.ask(lite_topics.POP, link.pop_ext("wh", "whole", "yards", pollTime="20000"))
+    assert head["code"] == 0
+    assert (b"own" in body, b"odd" in body) == (True, False)
+    assert b'"liteTopicCount":1,' in link.ask(200075, {"topic": "yards"})[1]
+
+
 def test_an_offset_of_a_lite_topic_is_found_by_time(link: Link) -> None:
     for number in range(3):
         assert link.send(b"%d" % number, "timed")["code"] == 0

@@ -40,6 +40,12 @@ def parent_of(queue: str) -> str:
     return queue.removeprefix(NAME_PREFIX).partition(SEPARATOR)[0] if is_lite(queue) else queue
 
 
+def above(queue: str) -> str | None:
+    """Return the topic of a queue %LMQ%$topic$…, also where more parts follow than a lite topic's name; else None."""
+    parent, mark, _ = queue.removeprefix(NAME_PREFIX).partition(SEPARATOR)
+    return parent if mark and is_lite(queue) else None
+
+
 def of_queue(queue: str) -> LiteTopic | None:
     """Return the lite topic of a light queue; None for any other name (rule: LiteUtil, 5.5.0: two parts, no more)."""
     if not is_lite(queue):

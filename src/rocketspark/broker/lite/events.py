@@ -269,7 +269,9 @@ class LiteEvents:
 
     def _wildcard_steps(self, group: str, topic: str) -> Iterator[None]:
         prefix = lite_topics.queue_name(topic, "")
-        for number, queue in enumerate([name for name in self._store.queues() if name.startswith(prefix)], 1):
+        # A name with more parts is no lite topic's.
+        queues = [name for name in self._store.queues() if name.startswith(prefix) and lite_topics.of_queue(name)]
+        for number, queue in enumerate(queues, 1):
             members = self._subscriptions.wildcard_clients(group, topic)
             if not members or (self._is_behind(group, queue) and not self._choose(queue, members)):
                 return

@@ -233,10 +233,10 @@ class SendRules:
             text = shown(name.decode("utf-8", "replace"))
             if not light_queues.is_light(name):
                 raise illegal(f"names of light queues begin with {topic_names.LIGHT_PREFIX}, {text!r} does not")
-            lite = lite_topics.of_queue(name.decode())
-            if lite is not None and lite.parent.encode() != topic:
+            parent = lite_topics.above(name.decode())
+            if parent is not None and parent.encode() != topic:
                 # The right to send is asked for this topic alone.
-                raise illegal(f"{text!r} is a lite topic of {shown(lite.parent)}: send to that topic")
+                raise illegal(f"{text!r} is a lite topic of {shown(parent)}: send to that topic")
             if not queues.can_have(name):
                 raise illegal(
                     f"no folder can have the name of the light queue {text!r}: leave out slashes, or shorten it"

@@ -134,7 +134,7 @@ class LiteManagerHandler:
         first: list[str] = []
         found: list[str] = []
         for number, name in enumerate(list(self._store.queues()), 1):
-            if name.startswith(prefix):
+            if name.startswith(prefix) and lite_topics.of_queue(name):
                 count += 1
                 lite = name[len(prefix) :]
                 if listed_max and lite > (h.after or "") and (h.part or "") in lite:
