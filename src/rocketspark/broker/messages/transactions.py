@@ -191,15 +191,8 @@ class Transactions:
             added = b"__transactionId__\x01%b\x02" % unique_id
         self._put_message.check_later(topic, queue_id, stored + added, pairs)
         stored += b"REAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id) + added
-        accepted = self._put_message.accept(
-            topic_names.HALF_TOPIC,
-            0,
-            body,
-            stored,
-            pairs,
-            fields._replace(sys_flag=fields.sys_flag & ~sysflags.TRANSACTION_MASK),
-            delayed=False,
-        )
+        fields = fields._replace(sys_flag=fields.sys_flag & ~sysflags.TRANSACTION_MASK)
+        accepted = self._put_message.accept(topic_names.HALF_TOPIC, 0, body, stored, pairs, fields, delayed=False)
         position, queue_offset, end = accepted
         count(self._stats.prepared, topic, end - position)
         texts = {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, v in pairs.items()}
