@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from tests.spark.conftest import java_home
 from tests.spark.pipelines.test_archive import in_topic
 from tests.spark.pipelines.test_archive import rows_of as archived_rows
 from tests.spark.pipelines.test_restore import rows_of
+from tests.spark.topics import bodies_of
 
-from rocketspark.spark.pipelines import archive, restore
-from rocketspark.spark.pipelines.options import RestoreOptions
+from rocketspark.spark.pipelines import archive, dedupe, outbox, restore
+from rocketspark.spark.pipelines.options import DedupeOptions, OutboxOptions, RestoreOptions
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(
@@ -32,8 +34,9 @@ pytestmark = pytest.mark.shows(
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def killed_after(line: str, *command: str, then_s: float = 0.0) -> str:
-    """Run a pipeline's command until it says `line`, wait `then_s`, kill it; what it said. Its JVM ends after it."""
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A pipeline's command, killed at the end with its JVM and workers."""
     home = java_home()
     process = subprocess.Popen(
         [sys.executable, "-m", "rocketspark.cli.main", "pipeline", *command, "--master", "local[1]"],
@@ -44,8 +47,19 @@ def killed_after(line: str, *command: str, then_s: float = 0.0) -> str:
         text=True,
         start_new_session=True,
     )
-    said = []
     try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def killed_after(line: str, *command: str, then_s: float = 0.0) -> str:
+    """Run a pipeline's command until it says `line`, wait `then_s`, kill it; what it said. Its JVM ends after it."""
+    said = []
+    with started(*command) as process:
         assert process.stderr is not None
         for text in process.stderr:
             said.append(text)
@@ -54,12 +68,25 @@ def killed_after(line: str, *command: str, then_s: float = 0.0) -> str:
                 process.kill()
                 break
         process.wait()
-        return "".join(said)
-    finally:
-        process.kill()
-        process.wait()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    return "".join(said)
+
+
+def killed_at(steps: int, checkpoint: Path, *command: str, then_s: float) -> None:
+    """Run a stream's command until its checkpoint has so many more steps, plans and commits of micro-batches, wait
+    `then_s`, and kill all of it at once; one that has ended by itself is fine too.
+    """
+    wanted, until_s = steps_of(checkpoint) + steps, time.monotonic() + 300
+    with started(*command) as process:
+        while process.poll() is None and steps_of(checkpoint) < wanted:
+            assert time.monotonic() < until_s, command
+            time.sleep(0.005)
+        time.sleep(then_s)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() in (0, -signal.SIGKILL), process.stderr and process.stderr.read()
+
+
+def steps_of(checkpoint: Path) -> int:
+    return sum(path.name.isdecimal() for kind in ("offsets", "commits") for path in (checkpoint / kind).glob("*"))
 
 
 def test_an_archive_whose_process_is_killed_goes_on(
@@ -118,3 +145,43 @@ def test_kills_at_any_time(
         killed_after("to go", *sending, "--namesrv", cluster.namesrv, then_s=chance.uniform(0, 3))
     restore.restore(spark, tmp_path, cluster.namesrv, topic, copy)
     assert rows_of(spark, cluster, copy, restored=True) == rows_of(spark, cluster, topic)
+
+
+@pytest.mark.soak
+@pytest.mark.shows("kills of `outbox --delete`, of the whole tree of processes: each row is sent once, and gone")
+def test_kills_of_an_outbox_at_any_time(spark: SparkSession, cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """A fifth of SOAK_CYCLES (100) kills."""
+    chance, kills = random.Random(2), max(1, int(os.environ.get("SOAK_CYCLES", "100")) // 5)
+    url, place = f"sqlite:///{tmp_path}/shop.db", tmp_path / "checkpoint"
+    command = ("outbox", "-d", url, "--table", "orders", "-t", topic, "--body-column", "body", "--delete", "--name")
+    options = (topic, "--checkpoint", str(place), "--namesrv", cluster.namesrv, "--batch-rows", "20")
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT)")
+        for n in range(kills):
+            database.executemany("INSERT INTO orders (body) VALUES (?)", [(f"{60 * n + i}",) for i in range(60)])
+            killed_at(chance.randrange(1, 7), place, *command, *options, then_s=chance.uniform(0, 2))
+        sending, columns = OutboxOptions(topic=topic, name=topic, delete=True), outbox.Columns(body="body")
+        outbox.run(spark, cluster.namesrv, url, "orders", sending, checkpoint=place, columns=columns)
+        assert database.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+    assert bodies_of(cluster.namesrv, topic) == sorted(b"%d" % n for n in range(60 * kills))
+
+
+@pytest.mark.soak
+@pytest.mark.shows("kills of `dedupe`, of the whole tree of processes: each key is passed on once")
+def test_kills_of_dedupe_at_any_time(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A fifth of SOAK_CYCLES (100) kills."""
+    source, target, place = make_topic(), make_topic(), tmp_path / "checkpoint"
+    chance, kills = random.Random(3), max(1, int(os.environ.get("SOAK_CYCLES", "100")) // 5)
+    command = ("dedupe", source, target, "--by", "body", "--name", target, "--checkpoint", str(place))
+    options = ("--namesrv", cluster.namesrv, "--batch-rows", "40", "--conf", "spark.sql.shuffle.partitions=2")
+    for n in range(kills):
+        for _ in range(2):
+            load(source, 60, first=60 * n)
+        killed_at(chance.randrange(1, 7), place, *command, *options, then_s=chance.uniform(0, 2))
+    by = DedupeOptions(by="body", name=target)
+    dedupe.run(spark, cluster.namesrv, source, target, by, checkpoint=place)
+    bodies = bodies_of(cluster.namesrv, source)
+    assert len(bodies) == 120 * kills
+    assert bodies_of(cluster.namesrv, target) == bodies[::2]

@@ -426,6 +426,32 @@ def test_two_runs_at_once_are_refused(
     assert replay(cluster.namesrv, topic, copy).rows == 0
 
 
+@pytest.mark.shows("mended: `restore --state` of one archive takes the progress of another one, and passes rows over")
+def test_each_archive_has_its_own_progress(
+    cluster: Cluster,
+    make_topic: Callable[..., str],
+    load: Callable[..., Any],
+    replay: Callable[..., restore.RestoreResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a topic that was made anew, say, there are two."""
+    topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
+    monkeypatch.setattr(archive, "run_tasks", here)
+    state = RestoreOptions(state=tmp_path / "state")
+
+    def restored(name: str) -> int:
+        return restore.restore(None, tmp_path / name, cluster.namesrv, topic, copy, state).rows  # type: ignore[arg-type]
+
+    for name, rows in (("one", 3), ("other", 5)):
+        load(topic, rows)
+        options = ArchiveOptions(compact=False)
+        archive.run(None, cluster.namesrv, [topic], tmp_path / name, options)  # type: ignore[arg-type]
+    assert [restored(name) for name in ("one", "other", "one", "other")] == [3, 8, 0, 0]
+    # A replay of the topic is no restore of it.
+    assert restore.replay(None, cluster.namesrv, topic, copy, state).rows == 8  # type: ignore[arg-type]
+
+
 @pytest.mark.shows("mended: `restore` and `replay` send all again if NameServers are listed in another order")
 def test_servers_in_another_order_are_the_same_replay(
     cluster: Cluster,

@@ -183,7 +183,8 @@ def restore(
             raise ConfigError(
                 f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew"
             )
-        source, state, place = ArchiveSource(root, files), root / STATE / "restores", ""
+        # Progress in a folder of its own may be that of several archives.
+        source, state, place = ArchiveSource(root, files), root / STATE / "restores", str(root) if options.state else ""
     progress = progress or Progress("restore")
     job = _Job(spark, connection(where), (topic, to or topic), options, state, progress, place=place, sure=sure)
     with job:

@@ -348,6 +348,8 @@ OVERWRITE = "overwrite"
 # What is written by Spark's file sinks, which keep the numbers of their batches in the folder.
 _FILES = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _LOG = "_spark_metadata"
+# Where a batch's tasks put their files until all are done.
+_UNFINISHED = "_temporary"
 _ENTRIES_MAX = 10_000
 
 
@@ -413,6 +415,11 @@ def _check_batch(spark: SparkSession, sink: SinkPlace) -> None:
     if not sink.path:
         if sink.mode is None:
             raise ConfigError(f"sink {sink.name}: a mode is needed: append, or overwrite, which deletes what is there")
+    elif sink.mode != OVERWRITE and _UNFINISHED in entries(spark, sink.path):
+        raise ConfigError(
+            f"sink {sink.name}: a batch that was killed, or is not over, left {sink.path}/{_UNFINISHED}, and Spark"
+            " would take its files for this one's: delete that folder once nobody else writes there"
+        )
     elif sink.mode is None and entries(spark, sink.path):
         raise ConfigError(
             f"sink {sink.name}: {sink.path} is not empty: give the sink mode append, or overwrite, which deletes"

@@ -31,6 +31,9 @@ TABLE: list[tuple[list[SinkPlace], dict[str, list[str]], str | None]] = [
     ([sink(mode="append")], {"out": ["part-0"]}, None),
     ([sink(mode="append")], {"out": [""], "out/_spark_metadata": ["0"]}, "a stream writes to out, and readers"),
     ([sink(mode="overwrite")], {"out": ["part-0"], "out/_spark_metadata": ["0"]}, None),
+    ([sink()], {"out": ["_temporary"]}, "that was killed, or is not over, left out/_temporary, and Spark"),
+    ([sink(mode="append")], {"out": ["part-0", "_temporary"]}, "left out/_temporary"),
+    ([sink(mode="overwrite")], {"out": ["_temporary"]}, None),
     ([sink("", kind="jdbc")], {}, "a mode is needed: append, or overwrite, which deletes"),
     ([sink("", "append", kind="jdbc")], {}, None),
     *(([sink(p, "overwrite")], {}, "deletes all .* this run needs ck") for p in (".", "ck", "ck/s", "./out/../ck/")),
@@ -42,6 +45,7 @@ TABLE: list[tuple[list[SinkPlace], dict[str, list[str]], str | None]] = [
     ([sink("out", "append"), sink("out/", "append", name="t")], {}, None),
     # Streams.
     ([sink(stream=True)], {}, None),
+    ([sink(stream=True)], {"out": ["_spark_metadata"]}, None),
     ([sink(stream=True)], {"out": ["part-0"]}, "out is not empty, and readers would not see"),
     ([sink(stream=True)], {"out": [""], "out/_spark_metadata": ["0"]}, "batches up to 0 of another query .* ck/s"),
     ([sink(stream=True)], {"out": [""], "out/_spark_metadata": ["0"], "ck/s/offsets": ["0"]}, None),

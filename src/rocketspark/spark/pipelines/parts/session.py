@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -221,16 +222,26 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except PySparkException as e:
-        raise RocketSparkError(_of_table(e) or one_line(str(e))) from e
+        raise RocketSparkError(_of_table(e) or _with_cause(one_line(str(e)), e)) from e
     except Py4JError as e:
         says = _of_table(e) or f"Spark: {one_line(str(getattr(e, 'java_exception', e)))}"
-        raise RocketSparkError(says) from e
+        raise RocketSparkError(_with_cause(says, e)) from e
 
 
 def _of_table(error: Exception) -> str:
     """Return the line of an error that says that a table is damaged, else ""."""
-    text = f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+    text = _trace(error)
     return "" if _OURS.search(text) else object_store.hidden(damage_in(text))
+
+
+def _trace(error: Exception) -> str:
+    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+
+
+def _with_cause(line: str, error: Exception) -> str:
+    """Return the line of an error; where a full disk is the cause, and the line does not tell of it, with that."""
+    cause = os.strerror(errno.ENOSPC)
+    return f"{line} ({cause})" if cause in _trace(error) and cause not in line else line
 
 
 _OURS = re.compile(r"\brocketspark(?:\.\w+)+: (.+)$", re.M)

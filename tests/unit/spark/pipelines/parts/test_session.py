@@ -9,9 +9,15 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.spark.pipelines.connection import Connection, connection, pairs
-from rocketspark.spark.pipelines.parts.session import SessionOptions, check_installed, one_line, quiet_errors
+from rocketspark.spark.pipelines.parts.session import (
+    SessionOptions,
+    check_installed,
+    one_line,
+    one_line_errors,
+    quiet_errors,
+)
 from rocketspark.transport.tls.client_tls import ClientTls
 
 pytestmark = pytest.mark.shows(
@@ -45,6 +51,20 @@ perform initialOffset: rocketspark.errors.NoNameServer: no NameServer answers (1
 )  # fmt: skip
 def test_one_line_of_an_error(text: str, line: str) -> None:
     assert one_line(text) == line
+
+
+@pytest.mark.shows("mended: pipelines do not say that it is the disk that is full")
+def test_a_full_disk_is_told_whatever_spark_says_of_it() -> None:
+    said = "[TASK_WRITE_FAILED] Task failed while writing rows to file:/lake. SQLSTATE: 58030"
+    failed = AnalysisException(said)
+    for trace, line in (
+        ("Caused by: java.io.IOException: No space left on device\n\tat x.Y", f"{said} (No space left on device)"),
+        ("Caused by: java.io.IOException: Broken pipe", said),
+    ):
+        failed._stackTrace = trace  # type: ignore[attr-defined]
+        with pytest.raises(RocketSparkError) as raised, one_line_errors():
+            raise failed
+        assert str(raised.value) == line
 
 
 def test_no_java_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
