@@ -234,3 +234,41 @@ def test_those_left_open_are_asked_for(tmp_path: Path) -> None:
             assert set(asked) == {f"U{n:04d}" for n in range(30, 40)}
 
     run(main())
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_the_end_of_a_batch_whose_rest_was_lost_with_a_master_ends_no_other_rows(
+    tmp_path: Path, is_started_again: bool
+) -> None:
+    def id_of(number: int) -> str:
+        return f"AB{number:012X}"
+
+    def rows(number: int, count: int) -> bytes:
+        pairs = (f"UNIQ_KEY\x01{id_of(number + n)}\x02PGROUP\x01{GROUP}\x02".encode() for n in range(count))
+        return batch.encode([batch.BatchItem(0, b"row %d" % (number + n), each) for n, each in enumerate(pairs)])
+
+    async def main() -> None:
+        async with broker(tmp_path / "first") as server, connected(server.address) as peer:
+            await create(peer)
+            first, at = await halves(peer, rows(9, 5), 5)
+        # The new master had the first two only, and another batch came to it since.
+        async with broker(tmp_path / "second") as server, connected(server.address) as peer:
+            await create(peer)
+            assert (await halves(peer, rows(9, 2), 2))[1].tolist() == at[:2].tolist()
+            other, other_at = await halves(peer, rows(3, 3), 3)
+            assert (other, other_at[0]) == (first + 2, at[2])
+            if not is_started_again:
+                await ends(peer, (first, at), (other, other_at))
+        if is_started_again:
+            async with broker(tmp_path / "second") as server, connected(server.address) as peer:
+                await ends(peer, (first, at), (other, other_at))
+
+    async def ends(peer: Peer, lost: half_ranges.Range, others: half_ranges.Range) -> None:
+        for _ in range(2):
+            reply = await end(peer, COMMIT, half_ranges.encode([lost]), message_id=id_of(9))
+            assert (reply.code, reply.remark) == (1, "The half message there is another one")
+        assert await visible(peer) == [b"row 9", b"row 10"]
+        assert (await end(peer, COMMIT, half_ranges.encode([others]), message_id=id_of(3))).code == 0
+        assert (await visible(peer))[2:] == [b"row 3", b"row 4", b"row 5"]
+
+    run(main())

@@ -28,6 +28,7 @@ from rocketspark.protocol import frames
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import EndHalfRangesHeader, EndTransactionHeader, Request
 from rocketspark.protocol.message import half_ranges, sysflags
+from rocketspark.protocol.message.message_ids import id_after
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
@@ -95,22 +96,29 @@ class HalfRanges:
         ]
         return AcceptedBatch([position for position, _, _ in placed], placed[0][1], placed[-1][2])
 
-    def end(self, topic: str, group: str, outcome: int, first: int, positions: NDArray[np.int64]) -> EndedRange:
+    def end(
+        self, topic: str, group: str, outcome: int, first: int, positions: NDArray[np.int64], unique_id: str = ""
+    ) -> EndedRange:
         """Commit or roll back half messages at consecutive offsets of the half queue, from `first` on.
 
-        `positions`: their physical offsets. The call may end fewer than all: it is made again for the rest, after other
-        requests had a turn. Raises ServerError as `Transactions.end` if the first one cannot be ended.
+        `positions`: their physical offsets; `unique_id`: of the first, if it is known. The call may end fewer than all:
+        it is made again for the rest, after other requests had a turn. Raises ServerError as `Transactions.end` if the
+        first one cannot be ended.
         """
+        if unique_id:
+            self._transactions.check_id(int(positions[0]), unique_id)
         ended = self._batched.end(topic, group, outcome, first, positions[:TOGETHER_MAX])
         if ended is None:
-            return self._end_single(topic, group, outcome, first, positions[:SINGLE_MAX].tolist())
+            return self._end_single(topic, group, outcome, first, positions[:SINGLE_MAX].tolist(), unique_id)
         offsets = range(first, first + ended.done)
         if not ended.before:
             self._transactions.note_ended(range(ended.first, ended.first + ended.done))
         cost = ended.done + _RANGE_COST + ended.bytes // _COST_BYTES
         return EndedRange(ended.done, list(offsets) if ended.gone else [], ended.end, cost)
 
-    def _end_single(self, topic: str, group: str, outcome: int, first: int, positions: list[int]) -> EndedRange:
+    def _end_single(
+        self, topic: str, group: str, outcome: int, first: int, positions: list[int], unique_id: str
+    ) -> EndedRange:
         gone: list[int] = []
         end: int | None = None
         until = machine.perf_counter() + SINGLE_S
@@ -118,7 +126,12 @@ class HalfRanges:
             if done and machine.perf_counter() >= until:
                 return EndedRange(done, gone, end, TURN)
             header = EndTransactionHeader(
-                topic=topic, producer_group=group, half_offset=first + done, physical_offset=position, outcome=outcome
+                topic=topic,
+                producer_group=group,
+                half_offset=first + done,
+                physical_offset=position,
+                outcome=outcome,
+                transaction_id=id_after(unique_id, done),
             )
             try:
                 told = self._transactions.end(header, same_topic=True)
@@ -176,16 +189,16 @@ class TransactionHandler:
             ranges = half_ranges.decode(body)
         except (struct.error, ValueError) as e:
             raise illegal(f"ranges of half messages: {e}") from None
-        if h.message_id:
-            self._transactions.check_id(int(ranges[0][1][0]), h.message_id)
         gone: list[int] = []
         end: int | None = None
-        worked = 0
+        worked = before = 0
         for first, positions in ranges:
             at = 0
             while at < len(positions):
-                ended = self._end_range(h, first + at, positions[at:])
+                # In the middle of a batch too: of one that was cut off with a master the first may be there.
+                ended = self._end_range(h, first + at, positions[at:], id_after(h.message_id or "", before))
                 at += ended.done
+                before += ended.done
                 gone += ended.gone
                 end = end if ended.end is None else ended.end
                 worked += ended.cost
@@ -198,11 +211,13 @@ class TransactionHandler:
         self._durability.reply_when_durable(peer, request, end, lambda code: reply(request.opaque, code, body=told))
         return None
 
-    def _end_range(self, h: EndHalfRangesHeader, first: int, positions: NDArray[np.int64]) -> EndedRange:
+    def _end_range(
+        self, h: EndHalfRangesHeader, first: int, positions: NDArray[np.int64], unique_id: str
+    ) -> EndedRange:
         if not self._transactions.is_running:
             # Between two turns of the loop it became a slave, or stops.
             raise ServerError(ResponseCode.SERVICE_NOT_AVAILABLE, "this broker is no master any more: ask again")
         if h.outcome == sysflags.TRANSACTION_COMMIT:
             # The half messages stay open, and are asked for again, while too few could hold the commits.
             self._durability.check()
-        return self._ranges.end(h.topic, h.producer_group, h.outcome, first, positions)
+        return self._ranges.end(h.topic, h.producer_group, h.outcome, first, positions, unique_id)

@@ -164,8 +164,8 @@ class EndTransactionHeader(Header, kw_only=True, gc=False):
 class EndHalfRangesHeader(Header, kw_only=True, gc=False):
     """END_HALF_RANGES (7310006), our own: ends the transactions of ranges of half messages, all of them for `topic`.
 
-    `outcome`: 8 commit, 12 rollback; `message_id`: the unique id of the first. The body is made by
-    `half_ranges.encode`.
+    `outcome`: 8 commit, 12 rollback; `message_id`: the unique id of the first, which those of the others follow as
+    `joined_ids` makes them. The body is made by `half_ranges.encode`.
     """
 
     topic: str

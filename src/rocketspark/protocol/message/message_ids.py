@@ -107,6 +107,17 @@ def joined_ids(prefix: str, first: int, count: int) -> str:
     return (f",{prefix}%012X" * count)[1:] % (*range(first, first + count),)
 
 
+def id_after(unique_id: str, count: int) -> str:
+    """Return the id that stands so many places behind one in a block; "" if it is no such id."""
+    prefix, number = unique_id[:-12], unique_id[-12:]
+    if not count:
+        return unique_id
+    try:
+        return joined_ids(prefix.replace("%", "%%"), int(number, 16) + count, 1)
+    except ValueError:
+        return ""
+
+
 def _month_of(now_ms: int) -> tuple[int, int]:
     """Return begin and end of the month of this time, in ms."""
     now = datetime.fromtimestamp(now_ms / 1000)
