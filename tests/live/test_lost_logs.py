@@ -8,15 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.live.support import run, until
+from tests.live.support import connected, run, send, until
 from tests.live.test_controller_mode import group
 from tests.live.test_replication import producer
 
 from rocketspark.broker.replication import members
+from rocketspark.broker.replication.controller_client import ControllerClient
 from rocketspark.broker.replication.role import Role
 from rocketspark.controller import live_table
 from rocketspark.errors import ConfigError, LogMissing
 from rocketspark.model import Message
+from rocketspark.protocol.codes import ResponseCode
 
 pytestmark = pytest.mark.shows(
     "mended: all brokers of a controller's set end, the master's log is lost (its own disk, its last files, "
@@ -107,6 +109,38 @@ def test_who_alone_is_in_sync_asks_for_its_logs_disk(tmp_path: Path, monkeypatch
             first = await g.start(1, **changes)
             await until(lambda: first.role.kind is Role.MASTER)
             assert [r.body for r in first.store.iterate(0) if r.topic == b"T"] == [b"kept"]
+
+    run(main())
+
+
+@pytest.mark.shows("a broker that waits at its start for a replica with its log has producers go to other brokers")
+def test_who_waits_for_a_holder_of_its_log_sends_clients_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "HOLDER_WAIT_S", 3600.0)
+    asked = asyncio.Event()
+
+    async def live_in_sync(self: ControllerClient, broker_name: str) -> set[int]:
+        asked.set()
+        return set()
+
+    monkeypatch.setattr(ControllerClient, "live_in_sync", live_in_sync)
+
+    async def main() -> None:
+        async with group(tmp_path) as g, producer(g.namesrv.address) as out:
+            first = await g.start(1, store_commit_log=str(tmp_path / "log"))
+            await until(lambda: first.role.kind is Role.MASTER)
+            await out.send(Message("T", b"kept"))
+            await g.stop(1)
+            (tmp_path / "log").rename(tmp_path / "away")
+            begun = asyncio.create_task(g.start(1, store_commit_log=str(tmp_path / "log")))
+            await asked.wait()
+            async with connected(g.brokers.pop(1).address) as peer:
+                # Each client sends again elsewhere on it; on "not supported" Java's gives up.
+                assert (await send(peer, b"x", "T")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            begun.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await begun
 
     run(main())
 

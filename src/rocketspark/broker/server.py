@@ -138,7 +138,7 @@ class BrokerServer:
     async def start(self) -> None:
         """Listen, recover the store, serve, register. Raises ConfigError or StoreError, with nothing left behind."""
         s = self.settings
-        routes = Routes()
+        routes = Routes(is_starting=True)
         self.access = Access(s)
         routes.gate = self.access.gate
         routes.runs_ask_gate = self.access.standing_of is not None

@@ -153,7 +153,7 @@ def recover(
         queues.begin_noted(found.end)
     if crashed:
         # The last flush may have failed: then the system's memory has what the disk has not, and calls it written.
-        log.mapped_files.write_again(safe, found.end)
+        log.mapped_files.write_again(max(safe, at.queues_position), found.end)
     log.damaged = found.skipped
     doubtful, log.doubtful = log.doubtful, {}
     for position, size in doubtful.items():

@@ -66,6 +66,7 @@ class Peer(Outgoing):
     ) -> None:
         super().__init__()
         self._routes = routes.table if routes else {}
+        self._met_starting = routes is not None and routes.is_starting
         self._gate = routes.gate if routes else None
         # What the gate keeps for this connection.
         self.gate_notes: Any = None
@@ -398,8 +399,11 @@ class Peer(Outgoing):
             log.info("%s asked for request code %d, which is not supported", self.address, code)
             if flag & frames.ONEWAY_FLAG:
                 return None
-            text = f" request type {code} not supported"
-            return reply(opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=text, language=self._language)
+            refused, text = ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported"
+            if self._met_starting and not self._routes:
+                # Who sends goes to another server, or comes again.
+                refused, text = ResponseCode.SERVICE_NOT_AVAILABLE, "this server is still starting"
+            return reply(opaque, refused, remark=text, language=self._language)
         texts: dict[str, str] | None = None
         if self._gate is not None:
             texts = request_signing.ext_texts(ext) if frame is None else frame.ext or {}

@@ -68,13 +68,16 @@ Run = Callable[[Any, bytes, int, list[bytes]], int]
 class Routes:
     """The handler of each request code, with its header's type; every other code is answered "not supported".
 
+    `is_starting`: until the first is added all are answered "not available".
+
     `overload`: decides which requests are refused while the server is behind. `gate`: decides who may do what, before
     each request; it is set before the first connection, None for a server that lets everybody in. `runs_ask_gate`: True
     if the functions that serve runs of requests ask the gate themselves; if not, behind a gate each request goes to its
     handler alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_starting: bool = False) -> None:
+        self.is_starting = is_starting
         self.overload: Overload | None = None
         self.gate: Gate | None = None
         self.runs_ask_gate = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,36 @@ def test_what_a_failed_flush_left_in_memory_alone_is_written_again(
     assert [i for i in range(101) if not list(left.query("t", f"k{i}", 1, 0, 1 << 60))] == []
     store.close()
     left.close()
+
+
+def test_what_the_checkpoint_covers_is_not_written_again_where_queues_are_made_anew(
+    tmp_path: Path, small: Any, send: Any
+) -> None:
+    """The whole log is read then, and may have hundreds of GB."""
+    again: list[tuple[int, int]] = []
+
+    class Watched(OsFiles):
+        def write_again(self, mapped: Any, at: int, end: int) -> None:
+            super().write_again(mapped, at, end)
+            again.append((at, end))
+
+    root = tmp_path / "s"
+    store = Store(small(root), clock=ManualClock(NOW_MS))
+    store.open()
+    for number in range(20):
+        send(store, "t", 0, b"n%d" % number, keys=f"k{number}")
+    flush_all(store)
+    covered = store.written_position
+    send(store, "t", 0, b"n20", keys="k20")
+    end = store.written_position
+    store.abandon()
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    (root / "config" / "storeFiles.json").unlink()
+    store = Store(small(root), clock=ManualClock(NOW_MS), files=Watched())
+    store.open()
+    assert (store.queue_range("t", 0), again) == ((0, 21), [(covered, end)])
+    store.close()
 
 
 @pytest.mark.parametrize("failing", ["timerlog", "timerwheel"])
