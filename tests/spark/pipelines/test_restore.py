@@ -452,17 +452,54 @@ def test_each_archive_has_its_own_progress(
     assert restore.replay(None, cluster.namesrv, topic, copy, state).rows == 8  # type: ignore[arg-type]
 
 
+@pytest.mark.shows("mended: a `restore --state` that an earlier version began sends all again, or passes rows over")
+def test_progress_that_does_not_tell_of_which_archive_it_is(
+    cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    topic, copy = make_topic(queues=1, brokers=1), make_topic(queues=1, brokers=1)
+    monkeypatch.setattr(archive, "run_tasks", here)
+    monkeypatch.setattr(restore, "run_tasks", here)
+    load(topic, 5)
+    archive.run(None, cluster.namesrv, [topic], tmp_path / "one", ArchiveOptions(compact=False))  # type: ignore[arg-type]
+    state = RestoreOptions(state=tmp_path / "state")
+
+    def restored(name: str = "one", options: RestoreOptions = state) -> int:
+        return restore.restore(None, tmp_path / name, cluster.namesrv, topic, copy, options).rows  # type: ignore[arg-type]
+
+    assert restored(options=RestoreOptions()) == 5
+    # As in the archive, so files were named in the folder.
+    (file,) = (tmp_path / "one").rglob("restores/*.json")
+    (tmp_path / "state").mkdir()
+    before = file.rename(tmp_path / "state" / file.name)
+    for act in (restored, lambda: restore.replay(None, cluster.namesrv, topic, copy, state)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=f"{before} is of a restore by an earlier version") as refused:
+            act()
+        if act is restored:
+            name = str(refused.value).partition("rename it to ")[2].split()[0]
+    before.rename(before.with_name(name))
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    assert [restored(), restored("one/../one"), restored("link")] == [0, 0, 0]
+    assert restore.replay(None, cluster.namesrv, topic, copy, state).rows == 5  # type: ignore[arg-type]
+    assert restored() == 0
+
+
 @pytest.mark.shows("mended: `restore` and `replay` send all again if NameServers are listed in another order")
 def test_servers_in_another_order_are_the_same_replay(
     cluster: Cluster,
     make_topic: Callable[..., str],
     load: Callable[..., Any],
     replay: Callable[..., restore.RestoreResult],
+    tmp_path: Path,
 ) -> None:
     topic, copy, third = (make_topic(queues=1, brokers=1) for _ in range(3))
     load(topic, 5)
     one = cluster.namesrv
     other = one.replace("127.0.0.1", "localhost")
+
+    def elsewhere(source: str) -> int:
+        state = RestoreOptions(state=tmp_path)
+        return restore.replay(None, source, topic, third, state, target=one).rows  # type: ignore[arg-type]
+
     assert replay(f"{one};{other}", topic, copy).rows == 5
     for listed in (f"{other};{one}", f"{one}, {other}", f"http://{other};{one};{one}"):
         assert replay(listed, topic, copy).rows == 0
@@ -475,7 +512,9 @@ def test_servers_in_another_order_are_the_same_replay(
     with pytest.MonkeyPatch.context() as earlier:
         earlier.setattr(restore, "in_one_form", str)
         assert replay(f"{other};{one}", topic, third).rows == 5
+        assert elsewhere(f"{other};{one}") == 5
     assert replay(f"{other};{one}", topic, third).rows == 0
+    assert elsewhere(f"{other};{one}") == 0
 
 
 def killed_before_its_note(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:

@@ -43,7 +43,16 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
     replace_file,
 )
 from rocketspark.spark.pipelines.parts.progress import Progress, step_report
-from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue, archived_spans, chunks, ends, map_queues
+from rocketspark.spark.pipelines.parts.restore_plan import (
+    ArchivedSpan,
+    Queue,
+    RestoreState,
+    archived_spans,
+    chunks,
+    ends,
+    map_queues,
+    read_state,
+)
 from rocketspark.spark.pipelines.parts.restore_tasks import (
     ArchiveSource,
     QueueShare,
@@ -105,38 +114,6 @@ class RestoreResult(NamedTuple):
     refused: int = 0
 
 
-class RestoreState(msgspec.Struct):
-    """How far a restore has come, as its progress file holds it.
-
-    `sent`: an offset for each source queue; all rows before it are in the target topic. `reach`: the end of what may
-    have been sent, where a run was killed while it sent rows: rows between `sent` and `reach` may be in the target or
-    not. `tail`: where the target's queues ended before those rows were sent; so they are looked for from there on.
-
-    `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
-    a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
-    each by its place with the reason. `made`: the numbers of the topic's making that a replay sends; None in a file of
-    an earlier version. `target_made`: those of the target when rows were first sent to it, as `made`.
-    """
-
-    id: str
-    rows: int = 0
-    sent: list[tuple[Queue, int]] = []
-    reach: list[tuple[Queue, int]] = []
-    tail: list[tuple[Queue, int]] = []
-    mapping: list[tuple[Queue, Queue]] = []
-    since: list[tuple[Queue, int]] | None = None
-    until: list[tuple[Queue, int]] | None = None
-    refused: list[tuple[str, str]] = []
-    made: list[tuple[tuple[str, str], int]] | None = None
-    target_made: list[tuple[tuple[str, str], int]] | None = None
-
-    @property
-    def doubtful(self) -> bool:
-        """Tell whether a chunk was begun and not ended."""
-        sent = dict(self.sent)
-        return any(sent.get(queue, 0) < end for queue, end in self.reach)
-
-
 def topics_of(folder: str | Path | TablePlace, spark: SparkSession | None = None) -> list[str]:
     """Return the topics that an archive holds. `spark`: needed for an archive that is a table."""
     folder = archive_at(folder)
@@ -183,11 +160,15 @@ def restore(
             raise ConfigError(
                 f"{root / FILES} is gone: run `rocketspark pipeline archive` on it once, which makes it anew"
             )
-        # Progress in a folder of its own may be that of several archives.
-        source, state, place = ArchiveSource(root, files), root / STATE / "restores", str(root) if options.state else ""
+        source, state, place = ArchiveSource(root, files), root / STATE / "restores", ""
+        if options.state:
+            # Such a folder may have the progress of several archives.
+            place = str(root.resolve())
     progress = progress or Progress("restore")
     job = _Job(spark, connection(where), (topic, to or topic), options, state, progress, place=place, sure=sure)
     with job:
+        if options.state and isinstance(source, ArchiveSource):
+            job.check_nameless()
         return job.run(source, archived_spans(source.ranges() if isinstance(source, TableSource) else files))
 
 
@@ -232,9 +213,12 @@ def replay(
     _check_target(to)
     source = connection(where)
     goal = connection(target) if target is not None else source
-    place = _source_place(source, goal)
-    job = _Job(spark, goal, (topic, to), options, REPLAYS, progress or Progress("replay"), place=place, sure=sure)
+    place, listed = _source_place(source, goal), _source_place(source, goal, one_form=str)
+    progress = progress or Progress("replay")
+    job = _Job(spark, goal, (topic, to), options, REPLAYS, progress, place=place, listed=listed, sure=sure)
     with job:
+        if not place:
+            job.check_nameless()
         found = job.state
         if found.until is None or found.since is None:
             since = _table_at(source, topic, options.since_ms, "earliest")
@@ -252,11 +236,11 @@ def replay(
         return job.run(TopicSource(source, topic, dict(found.made)), [group] if group else [])
 
 
-def _source_place(source: Connection, goal: Connection) -> str:
+def _source_place(source: Connection, goal: Connection, one_form: Callable[[str], str] | None = None) -> str:
     """Return what tells a replay's source apart from others with the same topics and target: another cluster, or
     options that choose messages; "" if neither is given.
     """
-    servers, others = in_one_form(source.namesrv), in_one_form(goal.namesrv)
+    servers, others = map(one_form or in_one_form, (source.namesrv, goal.namesrv))
     cluster = [servers, source.namespace] if (servers, source.namespace) != (others, goal.namespace) else []
     chosen = {name: value for name, value in source.choosing.items() if value}
     return msgspec.json.encode([*cluster, sorted(chosen.items())]).decode() if cluster or chosen else ""
@@ -306,7 +290,8 @@ class _Tally:
 
 class _Job:
     """One restore of one topic; a context manager. `folder`: of the progress file, unless the options name one; what an
-    earlier run noted there is loaded.
+    earlier run noted there is loaded. `place`: what tells the source apart in that folder; `listed`: what it was in
+    earlier versions, which took servers as they were listed.
     """
 
     def __init__(
@@ -319,6 +304,7 @@ class _Job:
         progress: Progress,
         *,
         place: str = "",
+        listed: str = "",
         sure: Callable[[str], None] | None = None,
     ) -> None:
         validators.check_target(topics[1])
@@ -329,14 +315,17 @@ class _Job:
         self._progress, self._sure = progress, sure
         folder = Path(options.state) if options.state else folder
         refuse_object_store(folder, "the progress of a restore", "name a folder with --state")
-        # A progress file that lies in its archive needs no `place`.
-        what = [where.namespace, *topics, self._wanted, *([place] if place else [])]
-        self._path = folder.absolute() / f"{file_name(*topics)}-{_digest([in_one_form(where.namesrv), *what])}.json"
-        # Earlier versions took the servers as they were listed.
-        listed = self._path.with_name(f"{file_name(*topics)}-{_digest([where.namesrv, *what])}.json")
-        if listed.exists():
-            self._path = listed
+        self._folder = folder.absolute()
+        self._path = self._named(in_one_form(where.namesrv), place)
+        older = (self._named(where.namesrv, place), self._named(where.namesrv, listed or place))
+        self._path = next(filter(Path.exists, older), self._path)
         self._held = ExitStack()
+
+    def _named(self, servers: str, place: str) -> Path:
+        """Return the path of a progress file. One that lies in its archive needs no `place`."""
+        what = [servers, self._where.namespace, *self._topics, self._wanted, *([place] if place else [])]
+        digest = hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
+        return self._folder / f"{file_name(*self._topics)}-{digest}.json"
 
     def __enter__(self) -> Self:
         """Load the progress; unless it is a dry run, no other run of this restore begins before the block has ended.
@@ -357,10 +346,19 @@ class _Job:
         """Return the progress of an earlier run, or that of a new restore."""
         if self._options.again or not self._path.exists():
             return RestoreState(uuid.uuid4().hex)
-        try:
-            return typed_json.decode(self._path.read_bytes(), RestoreState)
-        except msgspec.DecodeError as e:
-            raise ConfigError(f"{self._path} cannot be read ({e}); --again begins anew") from None
+        return read_state(self._path)
+
+    def check_nameless(self) -> None:
+        """Raise ConfigError for progress that does not tell of which archive it is, as earlier versions kept it."""
+        for servers in (in_one_form(self._where.namesrv), self._where.namesrv):
+            found, own = self._named(servers, ""), self._path
+            if self._options.again or not found.exists() or (found != own and own.exists()):
+                continue
+            if read_state(found).until is None:
+                raise ConfigError(
+                    f"{found} is of a restore by an earlier version, and does not tell from which archive: rename it to"
+                    f" {own.name} if it was from this one, else move it to another folder"
+                )
 
     def run(
         self, source: ArchiveSource | TopicSource | TableSource, groups: Sequence[Sequence[ArchivedSpan]]
@@ -542,10 +540,6 @@ class _Job:
 
     def _save(self) -> None:
         replace_file(self._path, msgspec.json.encode(self.state))
-
-
-def _digest(what: list[Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
 def _offsets_at(where: Connection, topic: str, time_ms: int | None, otherwise: str) -> dict[Queue, int]:

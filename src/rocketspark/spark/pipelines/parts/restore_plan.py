@@ -1,5 +1,5 @@
-"""The plan of a restore: which rows it sends to which queue and in which order. Rule: pure; the offsets of a queue only
-ever ascend, chunk by chunk.
+"""The plan of a restore: which rows it sends to which queue and in which order, and how far it has come. Rule: the
+offsets of a queue only ever ascend, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -8,8 +8,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
 from rocketspark.spark.pipelines.parts.archive_manifest import ArchivedRange, ArchiveFile
 
 # Broker and queue id: a queue of the source or of the target topic.
@@ -23,6 +28,46 @@ class ArchivedSpan(NamedTuple):
     first: int
     end: int
     rows: int
+
+
+class RestoreState(msgspec.Struct):
+    """How far a restore has come, as its progress file holds it.
+
+    `sent`: an offset for each source queue; all rows before it are in the target topic. `reach`: the end of what may
+    have been sent, where a run was killed while it sent rows: rows between `sent` and `reach` may be in the target or
+    not. `tail`: where the target's queues ended before those rows were sent; so they are looked for from there on.
+
+    `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
+    a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
+    each by its place with the reason. `made`: the numbers of the topic's making that a replay sends; None in a file of
+    an earlier version. `target_made`: those of the target when rows were first sent to it, as `made`.
+    """
+
+    id: str
+    rows: int = 0
+    sent: list[tuple[Queue, int]] = []
+    reach: list[tuple[Queue, int]] = []
+    tail: list[tuple[Queue, int]] = []
+    mapping: list[tuple[Queue, Queue]] = []
+    since: list[tuple[Queue, int]] | None = None
+    until: list[tuple[Queue, int]] | None = None
+    refused: list[tuple[str, str]] = []
+    made: list[tuple[tuple[str, str], int]] | None = None
+    target_made: list[tuple[tuple[str, str], int]] | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Tell whether a chunk was begun and not ended."""
+        sent = dict(self.sent)
+        return any(sent.get(queue, 0) < end for queue, end in self.reach)
+
+
+def read_state(path: Path) -> RestoreState:
+    """Return what a progress file holds. Raises ConfigError if it cannot be read."""
+    try:
+        return typed_json.decode(path.read_bytes(), RestoreState)
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"{path} cannot be read ({e}); --again begins anew") from None
 
 
 def map_queues(sources: Iterable[Queue], targets: Sequence[Queue]) -> dict[Queue, Queue]:
