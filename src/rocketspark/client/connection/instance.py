@@ -25,7 +25,7 @@ from rocketspark.client.connection.topic_routes import DEFAULT_TOPIC, RouteCache
 from rocketspark.client.hooks import HookSet
 from rocketspark.client.validators import check_intervals
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, ServerError, StateError
-from rocketspark.model import BrokerData, MessageQueue
+from rocketspark.model import BrokerData, MessageQueue, TopicRoute
 from rocketspark.model.route import DEFAULT_QUEUE_COUNT
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json import bodies
@@ -40,6 +40,8 @@ log = logging.getLogger("rocketspark.client")
 ROUTE_INTERVAL_MS = 30_000.0
 HEARTBEAT_INTERVAL_MS = 30_000.0
 LOOKUP_INTERVAL_S = 120.0
+# A broker takes a member of which it hears nothing for 120 s for gone, and the last heartbeat may be 30 s old.
+AWAY_S = 90.0
 _numbers = itertools.count(1)
 # The producer group in every heartbeat, as in those of Java clients: it sends back messages that were not consumed.
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
@@ -146,6 +148,9 @@ class Instance:
         self._places = {self._url} if self._url else set(self.routes.addresses)
         # Why a broker took the last heartbeat not; None if it did.
         self.heartbeat_error: RocketSparkError | None = None
+        # How often a broker took a heartbeat, and had taken none for so long that others may have had our queues.
+        self.silences = 0
+        self._heard_s: dict[str, float] = {}
         self.producers: set[str] = set()
         self._joined: set[str] = set()
         self._closed = False
@@ -403,6 +408,32 @@ class Instance:
                     return await self.broker(now)
             raise
 
+    async def members(
+        self, group: str, route: TopicRoute, refused: Callable[[RocketSparkError], None]
+    ) -> list[str] | None:
+        """Return a group's members as a broker of a topic tells them, sorted; None while none lists this client.
+        `refused`: gets the errors.
+        """
+        brokers = [b for b in route.brokers if b.addresses]
+        machine.shuffle(brokers)
+        for broker in brokers:
+            address = broker.addresses[min(broker.addresses)]
+            try:
+                peer = await self.broker(address)
+                members = await client_api.consumer_list(peer, group)
+                if self.client_id not in members:
+                    await self.heartbeat(address)
+                    members = await client_api.consumer_list(peer, group)
+            except RocketSparkError as e:
+                trouble_log.warning("members of group %s: %s", group, e)
+                refused(e)
+                continue
+            if self.client_id in members:
+                return sorted(members)
+        if self.heartbeat_error is not None:
+            refused(self.heartbeat_error)
+        return None
+
     # -- heartbeats ----------------------------------------------------------------------------------------------
 
     def _heartbeat_body(self) -> bodies.Heartbeat:
@@ -421,6 +452,9 @@ class Instance:
         try:
             await client_api.heartbeat(peer, self._heartbeat_body(), timeout_ms=self.timeout_ms)
             self.heartbeat_error = None
+            now_s = machine.monotonic()
+            self.silences += now_s - self._heard_s.get(peer.address, now_s) > AWAY_S
+            self._heard_s[peer.address] = now_s
         except RocketSparkError as e:
             self.heartbeat_error = e
             log.warning("heartbeat to %s failed: %s", peer.address, e)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.connection import client_api
-from rocketspark.client.connection.instance import Instance
+from rocketspark.client.connection.instance import AWAY_S, Instance
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.errors import ConfigError, ProtocolError, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue
@@ -30,8 +30,6 @@ from rocketspark.protocol.json.metadata import decode_offsets, encode_offsets
 from rocketspark.transport.peer import Peer
 
 FOLDER = "~/.rocketmq_offsets"
-# A broker takes a member of which it hears nothing for 120 s for gone, and the last heartbeat may be 30 s old.
-AWAY_S = 90.0
 # After so long an offset is told again that has not moved. Java's client tells all each time (5 s).
 AGAIN_S = 30.0
 
@@ -285,35 +283,36 @@ ConsumeFrom = Literal["last", "first"] | int
 
 
 class Presence:
-    """Whether a program went on all the time, which looks here every few seconds while it does."""
+    """Whether a program went on all the time, and brokers heard of it; it looks here every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._before = instance.silences
+        self._stops = 0
         self._seen = self._now()
-        # How often it stood still, and how many of these somebody has seen to.
-        self.gaps = self.seen_to = 0
 
     @staticmethod
     def _now() -> tuple[float, float]:
         # By the time of day too: where the machine sleeps, the clock that is never set may stand still.
         return machine.monotonic(), machine.time()
 
-    def look(self) -> bool:
-        """Tell whether the program, or its machine, stood still for so long that it may have been taken for gone, and
-        nobody has seen to it.
+    def absences(self) -> int:
+        """Return how often the program or its machine stood still, or was cut off from a broker, for so long that it
+        may have been taken for gone.
         """
         now, before = self._now(), self._seen
         self._seen = now
-        self.gaps += max(now[0] - before[0], now[1] - before[1]) > AWAY_S
-        return self.gaps > self.seen_to
+        self._stops += max(now[0] - before[0], now[1] - before[1]) > AWAY_S
+        return self._stops + self._instance.silences - self._before
 
 
 class OffsetCommits:
     """The offsets of one consumer. `store` keeps them; `pullers`: the puller that reads each queue now.
 
     `consume_from`: where a queue without a committed offset begins ("last", "first", or a time in ms). `to_commit`
-    returns up to which offset the application has finished a puller's queue. `was_away` tells whether others may have
-    read the queues: what they committed is not set back then. `told`: the offset that was committed last here, of each
-    queue, or read on from: a larger one is others'.
+    returns up to which offset the application has finished a puller's queue. `absences` returns how often others may
+    have read the queues: what they committed is not set back then. `told`: the offset that was committed last here, of
+    each queue, or read on from: a larger one is others'.
     """
 
     def __init__(
@@ -325,7 +324,7 @@ class OffsetCommits:
         *,
         consume_from: ConsumeFrom,
         to_commit: Callable[[Puller], int],
-        was_away: Callable[[], bool] = lambda: False,
+        absences: Callable[[], int] = lambda: 0,
     ) -> None:
         if consume_from not in ("last", "first") and not isinstance(consume_from, int):
             raise ConfigError(f"consume_from {consume_from!r}: 'last', 'first' or a time in ms since 1970 is needed")
@@ -335,7 +334,7 @@ class OffsetCommits:
         self._group = group
         self._pullers = pullers
         self._consume_from = consume_from
-        self._was_away = was_away
+        self._absences = absences
         self.told: dict[MessageQueue, int] = {}
 
     def to_commit(self, puller: Puller) -> int:
@@ -419,16 +418,24 @@ class OffsetCommits:
         if not oneway:
             await self._find_masters(pullers)
         moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
-        if moved and self._was_away():
-            mine = await asyncio.gather(*(self._is_mine(puller, strict=strict) for puller in moved.values()))
-            moved = {queue: puller for (queue, puller), is_mine in zip(moved.items(), mine, strict=True) if is_mine}
+        absences = self._absences()
+        doubtful = [puller for puller in moved.values() if puller.absences < absences]
+        mine = await asyncio.gather(*(self._is_mine(puller, strict=strict) for puller in doubtful))
+        for puller, is_mine in zip(doubtful, mine, strict=True):
+            if not is_mine:
+                del moved[puller.queue]
         leaving = {puller for puller in moved.values() if puller.leaving}
         told: dict[Puller, tuple[int, object, float]] = {}
+        # Whose broker heard of this member again after a long time just now, as the connection began.
+        again: list[Puller] = []
 
         def latest(queue: MessageQueue) -> int | None:
             puller = moved[queue]
             if self._pullers.get(queue) is not puller or (puller.leaving and puller not in leaving):
                 return None  # Whoever gives it up or resets it commits it; another member may read it already.
+            if self._absences() > absences:
+                again.append(puller)
+                return None
             offset = self.to_commit(puller)
             # As it is now: what takes its place meanwhile knows nothing of this.
             told[puller] = offset, self.store.place(queue), asyncio.get_running_loop().time()
@@ -449,3 +456,5 @@ class OffsetCommits:
         if strict:
             for error in failed.values():
                 raise error
+        if again:
+            await self.commit(again, oneway=oneway, strict=strict)

@@ -350,7 +350,7 @@ class AsyncPullConsumer(ConsumerLife):
         found = self._take(count_max)
         end_s = machine.monotonic() + min(timeout_ms / 1000, WAIT_MAX_S)
         while not found and self._state == "started":
-            if (refusal := self._rebalance.take_refusal()) is not None:
+            if (refusal := self._rebalance.refusals.take()) is not None:
                 raise copy(refusal)
             left_s = end_s - machine.monotonic()
             if left_s <= 0:

@@ -217,7 +217,8 @@ class Puller:
 
     `counts`: the statistics that it adds to. `began_ms`, `pulled_ms`, `consumed_ms`: when it began, when it last asked,
     when messages of it were last finished, in ms since 1970. For its owner: `leaving`, its queue is being given up;
-    `barred`, the offset from which on messages were taken back meanwhile; `reset_to`, where a broker reset its queue.
+    `barred`, the offset from which on messages were taken back meanwhile; `reset_to`, where a broker reset its queue;
+    `absences`, how often the member had been away when it was last looked how far others are.
     """
 
     def __init__(
@@ -245,6 +246,7 @@ class Puller:
         self.leaving = False
         self.barred: int | None = None
         self.reset_to: int | None = None
+        self.absences = 0
         self.committed = -1
         self.committed_at: object = None
         self.committed_s = 0.0

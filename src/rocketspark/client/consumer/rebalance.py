@@ -12,10 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all, ends_loop, every, trouble_log
-from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consume_stats import SAMPLE_S, ConsumeStats
 from rocketspark.client.consumer.allocate_queues import strategy_of
@@ -23,7 +21,7 @@ from rocketspark.client.consumer.consumer_options import ConsumerSettings
 from rocketspark.client.consumer.offsets import BrokerOffsets, OffsetCommits, OffsetStore, Presence
 from rocketspark.client.consumer.puller import Puller, PullerCalls, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
-from rocketspark.client.consumer.refusals import OtherSubscriptions, is_refusal, refusal_text
+from rocketspark.client.consumer.refusals import OtherSubscriptions, Refusals
 from rocketspark.client.hooks import OnQueues, call_with_queues
 from rocketspark.client.message_batch import Messages
 from rocketspark.errors import RocketSparkError, RouteNotFound, StateError
@@ -109,15 +107,14 @@ class Rebalance:
         validators.check_intervals(rebalance_interval_ms=settings.rebalance_interval_ms)
         self._calls = calls
         # Who lost a lock, or was away, would set back what the next one committed.
-        may_commit = locks.holds if locks is not None else lambda queue: not self._was_away()
+        may_commit = locks.holds if locks is not None else self._is_mine
         self._puller_calls = PullerCalls(calls.deliver, self._moved, calls.set_aside, calls.refused, may_commit)
         # Whether brokers say what the group subscribes to, and what that was when it was not what this member does.
         self._others = OtherSubscriptions(instance, group)
-        # What the last rebalance was refused.
-        self._refusal: RocketSparkError | None = None
         self.instance = instance
         self.group = group
         self.pullers: dict[MessageQueue, Puller] = {}
+        self.refusals = Refusals(self.pullers, calls.refused)
         self.subscriptions: dict[str, Subscription] = {}
         self._settings = settings
         self._consume_type = consume_type
@@ -133,9 +130,9 @@ class Rebalance:
             self.pullers,
             consume_from=settings.consume_from,
             to_commit=calls.to_commit,
-            was_away=self._was_away,
+            absences=self._absences,
         )
-        self._presence = Presence()
+        self._presence = Presence(instance)
         self.locks = locks
         if locks is not None:
             locks.regained = self._catch_up
@@ -206,7 +203,7 @@ class Rebalance:
         """
         self.joined = True
         # It may have been made long ago.
-        self._presence = Presence()
+        self._presence = Presence(self.instance)
         self.instance.consumers[self.group] = self._heartbeat
         self.instance.asked.watchers[self.group] = self._notice.set
         if self.locks is not None:
@@ -305,8 +302,8 @@ class Rebalance:
         """Take and give up queues so that they are this member's share. Returns False if a topic has to be looked at
         again.
         """
-        whole, self._refusal = True, None
-        away, gaps = self._was_away(), self._presence.gaps
+        whole, self.refusals.own = True, None
+        absences = self._absences()
         shares: dict[str, list[MessageQueue]] = {}
         self._newcomers = False
         for topic in list(self.subscriptions):
@@ -321,38 +318,42 @@ class Rebalance:
                 whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
             except RocketSparkError as e:
                 trouble_log.warning("rebalance of topic %s in group %s: %s", topic, self.group, e)
-                self._note_refusal(e)
+                self.refusals.note(e)
                 whole = False
         locked = self.locks.wanted if self.locks is not None else set()
         for topic in {q.topic for q in (*self.pullers, *locked)} - set(self.subscriptions):
             await self._leave_all_but(topic, [])
             await self._release_all_but(topic, [])
         taking = any(q not in self.pullers for share in shares.values() for q in share)
+        away = [f for q, f in self.pullers.items() if q.topic in shares and f.absences < absences]
         if away or (self._newcomers and self.locks is None and taking):
             # Whoever has these queues now was told of the newcomers as well, and commits what it finished.
             await asyncio.sleep(HANDOVER_S)
         for topic, share in shares.items():
             whole = await self.own(topic, share) and whole
-        if away and shares:
-            whole = await self._come_back(gaps) and whole
+        whole = all(await asyncio.gather(*(self._come_back(puller, absences) for puller in away))) and whole
         if self.assignment is not None or len(self._known_members) > 1:
             await self._others.look(self.subscriptions)
         return whole
 
-    def _was_away(self) -> bool:
-        """Tell whether this member stood still for so long that others may have read its queues meanwhile."""
+    def _absences(self) -> int:
+        """Return how often this member was away for so long that others may have read its queues meanwhile."""
         # With locks, these tell. Who is no member has its queues to itself.
-        return self.joined and self.locks is None and not self._settings.broadcast and self._presence.look()
+        return self._presence.absences() if self.joined and self.locks is None and not self._settings.broadcast else 0
 
-    async def _come_back(self, gaps: int) -> bool:
+    def _is_mine(self, queue: MessageQueue) -> bool:
+        """Tell whether no other member can have read a queue since it was begun, or looked at."""
+        puller = self.pullers.get(queue)
+        return puller is not None and puller.absences >= self._absences()
+
+    async def _come_back(self, puller: Puller, absences: int) -> bool:
         """Go on where others have come to, after this member was away. Returns False if that is not known yet."""
         try:
-            for queue in list(self.pullers):
-                await self._catch_up(queue)
+            await self._catch_up(puller.queue)
         except RocketSparkError as e:
             trouble_log.warning("group %s: how far others have read meanwhile is not known: %s", self.group, e)
             return False
-        self._presence.seen_to = gaps
+        puller.absences = absences
         return True
 
     async def _share(self, topic: str) -> list[MessageQueue] | None:
@@ -371,7 +372,7 @@ class Rebalance:
                 await self._leave_all_but(topic, assigned)
                 self.assignment.begin(topic)
             return assigned
-        members = await self._members(route)
+        members = await self.instance.members(self.group, route, self.refusals.note)
         if members is None:
             return None
         self._newcomers = self._newcomers or (len(members) > 1 and not self._known_members.issuperset(members))
@@ -379,52 +380,6 @@ class Rebalance:
         share = self._strategy(self.instance.client_id, queues, members)
         await self._leave_all_but(topic, share)
         return share
-
-    def _note_refusal(self, error: RocketSparkError) -> None:
-        if is_refusal(error):
-            self._refusal = error
-            if self._calls.refused is not None:
-                self._calls.refused(error)
-
-    def refusal(self) -> RocketSparkError | None:
-        """Return the error by which brokers refuse this consumer at present and which no retry mends; None if there is
-        none.
-        """
-        refused = (puller.refusal for puller in self.pullers.values())
-        return next((error for error in refused if error is not None), self._refusal)
-
-    def take_refusal(self) -> RocketSparkError | None:
-        """Return what `refusal` does, and forget it: it is returned again only when a broker refuses again."""
-        error = self.refusal()
-        if error is not None:
-            for puller in self.pullers.values():
-                if puller.refusal is not None and refusal_text(puller.refusal) == refusal_text(error):
-                    puller.refusal = None
-            if self._refusal is not None and refusal_text(self._refusal) == refusal_text(error):
-                self._refusal = None
-        return error
-
-    async def _members(self, route: TopicRoute) -> list[str] | None:
-        """Return the group's members, sorted; None while the broker asked does not list this client."""
-        brokers = [b for b in route.brokers if b.addresses]
-        machine.shuffle(brokers)
-        for broker in brokers:
-            address = broker.addresses[min(broker.addresses)]
-            try:
-                peer = await self.instance.broker(address)
-                members = await client_api.consumer_list(peer, self.group)
-                if self.instance.client_id not in members:
-                    await self.instance.heartbeat(address)
-                    members = await client_api.consumer_list(peer, self.group)
-            except RocketSparkError as e:
-                trouble_log.warning("members of group %s: %s", self.group, e)
-                self._note_refusal(e)
-                continue
-            if self.instance.client_id in members:
-                return sorted(members)
-        if self.instance.heartbeat_error is not None:
-            self._note_refusal(self.instance.heartbeat_error)
-        return None
 
     async def own(self, topic: str, share: list[MessageQueue]) -> bool:
         """Read exactly these queues of a topic. Returns False if one of them could not be begun yet."""
@@ -443,7 +398,7 @@ class Rebalance:
                     taken.append(queue)
             except RocketSparkError as e:
                 trouble_log.warning("group %s cannot begin %s yet: %s", self.group, queue, e)
-                self._note_refusal(e)
+                self.refusals.note(e)
                 whole = False
         self._share_bounds(topic)
         if taken and self._calls.on_taken is not None and self.joined:
@@ -511,11 +466,12 @@ class Rebalance:
         """Begin to read a queue; False if it is no longer to be read. Raises RocketSparkError if its first offset
         cannot be had.
         """
+        absences = self._absences()
         offset = await self.offsets.start_offset(queue)
         # Others went on meanwhile.
         if self._closed or queue in self.pullers or (self.joined and queue.topic not in self.subscriptions):
             return False
-        self._begin(queue, offset)
+        self._begin(queue, offset).absences = absences
         log.info("group %s reads %s from offset %d", self.group, queue, offset)
         return True
 
@@ -533,6 +489,7 @@ class Rebalance:
         )
         self.pullers[queue] = puller
         puller.process_queue.paused = before.process_queue.paused if before is not None else self._paused
+        puller.absences = before.absences if before is not None else 0
         self._reading.keep(puller.start())
         self._share_bounds(queue.topic)
         return puller

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from rocketspark import machine
 from rocketspark.client.callbacks import Tasks, on_loop, passes_on
@@ -17,7 +18,7 @@ from rocketspark.client.connection.instance import Instance
 from rocketspark.client.hooks import is_coroutine_function
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RocketSparkError, ServerError
-from rocketspark.model import Subscription
+from rocketspark.model import MessageQueue, Subscription
 from rocketspark.protocol.codes import FILTER_REFUSED, ResponseCode
 
 log = logging.getLogger("rocketspark.client")
@@ -43,6 +44,51 @@ def is_refusal(error: BaseException) -> bool:
 def refusal_text(error: RocketSparkError) -> str:
     """Return a text that is equal for refusals of the same kind: without the queue, which an error's own text names."""
     return getattr(error, "remark", "") or str(error)
+
+
+class Refusable(Protocol):
+    """What a broker may refuse to read: a puller. `refusal`: the error, until it is read again."""
+
+    refusal: RocketSparkError | None
+
+
+class Refusals:
+    """What brokers refuse one consumer at present. `pullers`: of its queues; `tell`: gets each refusal that no puller
+    met. `own`: what the last rebalance was refused.
+    """
+
+    def __init__(
+        self, pullers: Mapping[MessageQueue, Refusable], tell: Callable[[RocketSparkError], None] | None
+    ) -> None:
+        self._pullers = pullers
+        self._tell = tell
+        self.own: RocketSparkError | None = None
+
+    def note(self, error: RocketSparkError) -> None:
+        """Note what a rebalance met, if it is a refusal."""
+        if is_refusal(error):
+            self.own = error
+            if self._tell is not None:
+                self._tell(error)
+
+    def now(self) -> RocketSparkError | None:
+        """Return the error by which brokers refuse the consumer at present and which no retry mends; None if there is
+        none.
+        """
+        refused = (puller.refusal for puller in self._pullers.values())
+        return next((error for error in refused if error is not None), self.own)
+
+    def take(self) -> RocketSparkError | None:
+        """Return what `now` does, and forget it: it is returned again only when a broker refuses again."""
+        error = self.now()
+        if error is not None:
+            text = refusal_text(error)
+            for puller in self._pullers.values():
+                if puller.refusal is not None and refusal_text(puller.refusal) == text:
+                    puller.refusal = None
+            if self.own is not None and refusal_text(self.own) == text:
+                self.own = None
+        return error
 
 
 class OtherSubscriptions:

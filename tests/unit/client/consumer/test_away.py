@@ -12,7 +12,7 @@ from tests.unit.client.fake import Fake, in_loop, until
 from rocketspark import machine
 from rocketspark.client import AsyncPullConsumer, AsyncPushConsumer
 from rocketspark.errors import ServerError
-from rocketspark.model import ReceivedMessage
+from rocketspark.model import MessageQueue, ReceivedMessage
 from rocketspark.protocol.codes import RequestCode
 
 OFFSET = ("g", "t", 0)
@@ -119,6 +119,75 @@ async def test_who_was_away_and_read_again_by_itself_is_led_past_nothing(monkeyp
             stand_still(monkeypatch)
             await consumer.commit()
             assert fake.broker.offsets[OFFSET] == 7
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.QUERY_CONSUMER_OFFSET])
+@in_loop
+async def test_queues_of_a_broker_in_trouble_are_looked_at_later_and_the_others_at_once(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Until it answers, others may go on there."""
+    async with Fake(2, u=1) as fake:
+        fake.names.topics = {"t": {"broker-a": 1}, "u": {"broker-b": 1}}
+        sick, well = fake.brokers
+        for i in range(40):
+            for broker, topic in ((sick, "t"), (well, "u")):
+                broker.put(topic, 0, b"%d" % i)
+        consumer = AsyncPushConsumer(fake.namesrv, "g", consume_from="first")
+        consumer.subscribe("t")
+        consumer.subscribe("u")
+        go_on = asyncio.Event()
+
+        async def listen(message: ReceivedMessage) -> None:
+            if message.topic == "t" or not go_on.is_set():
+                await go_on.wait()
+
+        consumer.listen(listen)
+        async with consumer:
+            own: Any = consumer._rebalance
+            u0 = MessageQueue("u", "broker-b", 0)
+            await until(lambda: own.pullers[Q0].process_queue and own.pullers[u0].process_queue)
+            stand_still(monkeypatch)
+            sick.rules[code] = lambda *asked: (1, "busy")
+            sick.offsets[OFFSET] = well.offsets["g", "u", 0] = 33
+            assert not await own.rebalance()
+            await until(lambda: own.pullers[u0].process_queue.lowest == 33)
+            assert own.pullers[Q0].process_queue.lowest == 0
+            # Meanwhile.
+            sick.offsets[OFFSET] = 36
+            await own.commit()
+            del sick.rules[code]
+            assert await own.rebalance()
+            await until(lambda: own.pullers[Q0].process_queue.lowest == 36)
+            go_on.set()
+            await until(lambda: {own.pullers[q].process_queue.lowest for q in (Q0, u0)} == {40})
+        assert min(sick.committed[OFFSET]) >= 36
+        assert min(well.committed["g", "u", 0]) >= 33
+
+
+@in_loop
+async def test_who_was_cut_off_for_minutes_sets_nothing_back() -> None:
+    """The broker takes it for gone as well, and hears of it with the connection over which it commits."""
+    async with Fake(t=1) as fake:
+        fill(fake, 20)
+        consumer = AsyncPullConsumer(fake.namesrv, "g", consume_from="first", auto_commit=False)
+        consumer.subscribe("t")
+        async with consumer:
+            await read(consumer, 5)
+            own: Any = consumer._rebalance
+            instance = own.instance
+            (address,) = instance._heard_s
+            for cut_off, offset in ((False, 5), (True, 12), (False, 12)):
+                fake.broker.offsets[OFFSET] = max(offset, fake.broker.offsets.get(OFFSET, 0))
+                instance._heard_s[address] -= 300 if cut_off else 0
+                own.pullers[Q0].committed = -1
+                if (peer := instance.open_broker(address)) is not None:
+                    peer.close()
+                await consumer.commit()
+                assert fake.broker.offsets[OFFSET] == offset
+            assert fake.broker.committed[OFFSET] == [5]
+            assert await own.rebalance()
+            await until(lambda: own.pullers[Q0].process_queue.lowest == 12)
 
 
 @in_loop

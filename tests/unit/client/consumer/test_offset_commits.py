@@ -55,7 +55,9 @@ def test_the_last_commit_goes_to_a_master_that_is_back() -> None:
 
     async def main() -> None:
         store: Any = Store()
-        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None)
+        puller = mock.Mock(
+            queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None, absences=0
+        )
         commits = OffsetCommits(
             mock.Mock(routes=store), "g", store, {QUEUE: puller}, consume_from="first", to_commit=lambda puller: 7
         )
@@ -81,7 +83,9 @@ def test_an_offset_that_does_not_move_is_told_again_after_a_while(
     async def main() -> None:
         store: Any = Store()
         store.route, store.forgets = "master", forgets
-        puller = mock.Mock(queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None)
+        puller = mock.Mock(
+            queue=QUEUE, committed=0, committed_at=None, committed_s=0.0, leaving=False, reset_to=None, absences=0
+        )
         commits = OffsetCommits(
             mock.Mock(routes=store), "g", store, {QUEUE: puller}, consume_from="first", to_commit=lambda puller: 7
         )

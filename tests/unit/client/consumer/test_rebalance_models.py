@@ -7,6 +7,7 @@ whatever it raises.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis.stateful import rule
 from tests.unit.client.consumer.test_consumer_models import Machine, queue_of, run_consumers, which
 from tests.unit.client.world import QUEUES
 
+from rocketspark.client.connection.instance import Instance
 from rocketspark.client.consumer.consumer_options import ConsumerSettings
 from rocketspark.client.consumer.puller import Puller, PullSettings
 from rocketspark.client.consumer.queue_locks import QueueLocks
@@ -39,8 +41,9 @@ class Member:
         self._work: dict[Puller, set[asyncio.Task[None]]] = {}
         self._ending: asyncio.Task[None] | None = None
         self._instance: Any = SimpleNamespace(
-            client_id=name, consumers={}, asked=SimpleNamespace(watchers={}), master_watchers={}
+            client_id=name, consumers={}, asked=SimpleNamespace(watchers={}), master_watchers={}, silences=0
         )
+        self._instance.heartbeat_error, self._instance.members = None, partial(Instance.members, self._instance)
         self._rebalance = Rebalance(
             self._instance,
             "g",

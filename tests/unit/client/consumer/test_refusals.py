@@ -84,7 +84,7 @@ async def test_messages_of_other_queues_come_first() -> None:
         fake.broker.put("t", 0, b"x")
         fake.broker.rules[RequestCode.PULL_MESSAGE] = lambda header, body: NO_RIGHT if header.queue_id else None
         consumer.subscribe("t")
-        await until(lambda: consumer._rebalance.refusal() and consumer._handed_out.fetched)
+        await until(lambda: consumer._rebalance.refusals.now() and consumer._handed_out.fetched)
         assert [m.body for m in await consumer.poll()] == [b"x"]
         with pytest.raises(ServerError):
             await consumer.poll()
