@@ -30,6 +30,7 @@ from rocketspark.tables.read import batch  # noqa: E402
 from rocketspark.tables.read.data_loss import DataLost  # noqa: E402
 from rocketspark.tables.scan import scan_rocketmq  # noqa: E402
 from rocketspark.testing import Cluster, run_cluster  # noqa: E402
+from rocketspark.transport.connections import in_one_form  # noqa: E402
 
 COUNT = 120
 
@@ -287,6 +288,21 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
         end_after_a_partition(monkeypatch, given | first, tmp_path / name)
         with pytest.raises(UsageError, match="is of another export"):
             export_topic(given | first | other, tmp_path / name)
+
+
+@pytest.mark.shows("mended: an export that an earlier version began, with several NameServers, is refused")
+def test_a_part_that_an_earlier_version_began(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It noted the servers as they were listed."""
+    listed = f"{cluster.namesrv.replace('127.0.0.1', 'localhost')};{cluster.namesrv}"
+    given = {"namesrv": listed, "topic": "orders-1", "columns": "body"}
+    end_after_a_partition(monkeypatch, given, tmp_path / "f.csv")
+    beside = tmp_path / "f.csv.part.json"
+    noted = beside.read_text("utf-8")
+    assert in_one_form(listed) in noted
+    beside.write_text(noted.replace(in_one_form(listed), listed), "utf-8")
+    assert export_topic(given, tmp_path / "f.csv").continued > 0
 
 
 def test_an_export_takes_nothing_of_a_topic_that_was_made_anew(

@@ -166,7 +166,7 @@ class _Export:
         self._finish()
         return Exported(note.reached.rows, continued)
 
-    def _asked(self) -> str:
+    def _asked(self, one_form: Callable[[str], str] = in_one_form) -> str:
         """Return what tells this export from others, without secrets."""
         options = self._made.options
         places = [None if self._times and isinstance(at, AtTime) else at for at in (options.starting, options.ending)]
@@ -175,7 +175,7 @@ class _Export:
         how = (options.tags, options.sql, options.key, options.store, options.access.namespace, options.compacted)
         group = options.committed_group if COMMITTED in places else None
         decoded = options.decode and (options.decode.format, options.decode.mode)
-        servers = in_one_form(options.namesrv) if options.namesrv else ""
+        servers = one_form(options.namesrv) if options.namesrv else ""
         return repr((self._kind, what, how, group, decoded, servers, str(self._schema)))
 
     def _found(self) -> Note | None:
@@ -191,7 +191,8 @@ class _Export:
             raise UsageError(f"{shown(str(self._part))} is no part of an export: remove it, or give another name")
         if note is None or not size:
             return None  # The part was deleted, or renamed by a run that ended then.
-        if note.asked != self._asked() or size < note.reached.bytes:
+        # Earlier versions took the servers as they were listed.
+        if note.asked not in (self._asked(), self._asked(str)) or size < note.reached.bytes:
             raise UsageError(
                 f"{shown(str(self._part))} is of another export, or cut short: go on with the same options, or delete"
                 f" it to begin anew"

@@ -391,14 +391,11 @@ class AsyncPullConsumer(ConsumerLife):
     def _unread(self, queue: MessageQueue, puller: Puller, offset: int) -> None:
         if self._rebalance.pullers.get(queue) is not puller or offset >= puller.process_queue.lowest:
             return  # Another reads it now, or it comes anyway: this goes back alone.
-        done = min(puller.done, offset)
         if self._rebalance.reads(queue):
-            after = self._rebalance.seek(queue, offset)
-            after.done = done
-            self._handed_out.follow(puller, after)
+            self._rebalance.read_again(puller, offset)
         else:
             # The queue is about to be given up: the next member to read it begins there.
-            puller.done = done
+            puller.done = min(puller.done, offset)
             puller.barred = offset if puller.barred is None else min(puller.barred, offset)
 
     def __aiter__(self) -> Self:

@@ -177,7 +177,7 @@ class Rebalance:
         for queue, puller in list(self.pullers.items()):
             # Read on with the new filter; pullers that begin later have it anyway.
             if queue.topic == topic and self.reads(queue):
-                self._read_again(puller, puller.process_queue.lowest)
+                self.read_again(puller, puller.process_queue.lowest)
 
     def unsubscribe(self, topic: str) -> None:
         """End a topic's subscription; its queues are given up at the next rebalance."""
@@ -215,9 +215,8 @@ class Rebalance:
             async with asyncio.timeout(JOIN_S):
                 await self.balanced.wait()
         except TimeoutError:
-            why = (
-                "on_assigned did not end" if self.pullers and self._calls.on_taken is not None else "no broker answered"
-            )
+            theirs = self.pullers and self._calls.on_taken is not None
+            why = "on_assigned did not end" if theirs else "no broker answered"
             log.warning("group %s: %s within %.0f s; it goes on", self.group, why, JOIN_S)
 
     def keep_committing(self) -> None:
@@ -504,23 +503,25 @@ class Rebalance:
             if forget:
                 self.seek(puller.queue, offset)
             else:
-                self._read_again(puller, min(offset, puller.process_queue.lowest))
+                self.read_again(puller, min(offset, puller.process_queue.lowest))
 
-    def _read_again(self, puller: Puller, offset: int) -> None:
+    def read_again(self, puller: Puller, offset: int) -> None:
         """Read a queue again from there, at most the lowest that is unfinished: what is below counts as before."""
-        after = self.seek(puller.queue, offset)
+        after = self._begin(puller.queue, offset)
         after.done = min(puller.done, offset)
         if self._calls.continued is not None:
             self._calls.continued(puller, after)
 
     def seek(self, queue: MessageQueue, offset: int) -> Puller:
-        """Go on reading a queue from another offset, and forget what was fetched of it.
+        """Go on reading a queue from another offset, wherever others are, and forget what was fetched of it.
 
         Raises StateError if the queue is not read here, or about to be given up.
         """
         if not self.reads(queue):
             raise StateError(f"{queue} is not read by this consumer, or about to be given up: see assignment()")
-        return self._begin(queue, offset)
+        after = self._begin(queue, offset)
+        after.absences = self._absences()
+        return after
 
     async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Go on reading those of these queues that are read here from the offsets given, and commit these offsets.

@@ -191,6 +191,30 @@ async def test_who_was_cut_off_for_minutes_sets_nothing_back() -> None:
 
 
 @in_loop
+async def test_where_an_application_seeks_to_holds_whatever_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gave back, or filters anew, is others' as before."""
+    async with Fake(t=1) as fake:
+        fill(fake, 20)
+        consumer = AsyncPullConsumer(fake.namesrv, "g", consume_from="first", auto_commit=False)
+        consumer.subscribe("t")
+        async with consumer:
+            first = await read(consumer, 5)
+            fake.broker.offsets[OFFSET] = 12
+            stand_still(monkeypatch)
+            await consumer.seek(Q0, 3)
+            assert await consumer._rebalance.rebalance()
+            assert [m.queue_offset for m in await read(consumer, 2)] == [3, 4]
+            await consumer.commit()
+            assert fake.broker.offsets[OFFSET] == 5
+            fake.broker.offsets[OFFSET] = 12
+            stand_still(monkeypatch)
+            await consumer.unread(first[4:])
+            assert await consumer._rebalance.rebalance()
+            await until(lambda: consumer._rebalance.pullers[Q0].process_queue.next_offset >= 12)
+            assert (await read(consumer, 1))[0].queue_offset == 12
+
+
+@in_loop
 async def test_a_queue_that_is_others_is_given_up_without_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Fake(t=1) as fake:
         fill(fake, 20)
