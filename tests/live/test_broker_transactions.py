@@ -125,12 +125,14 @@ def test_an_end_that_does_not_fit_its_half_message_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("in_batch", [False, True])
 def test_an_end_of_a_lost_half_message_ends_no_other_at_its_place(tmp_path: Path, in_batch: bool) -> None:
     async def place(peer: Peer, number: int) -> tuple[Half, dict[str, Any]]:
+        unique_id = f"7F0000010AB5D716{number:016X}"
         if not in_batch:
-            return await half(peer, number), {"message_id": f"U{number}", "transaction_id": f"U{number}"}
-        pairs = f"UNIQ_KEY\x01U{number}\x02PGROUP\x01{GROUP}\x02"
+            ids = {"message_id": unique_id, "transaction_id": unique_id}
+            return await half(peer, number, pairs={"UNIQ_KEY": unique_id}), ids
+        pairs = f"UNIQ_KEY\x01{unique_id}\x02PGROUP\x01{GROUP}\x02"
         body = batch.encode([batch.BatchItem(0, b"tx %d" % number, pairs.encode())])
         reply = await send(peer, body, TOPIC, 1, pairs={"UNIQ_KEY": "B"}, sys_flag=4, code=RequestCode.SEND_HALF_BATCH)
-        return Half(reply.raise_for_code("send").header(headers.SendReply)), {"message_id": f"U{number}"}
+        return Half(reply.raise_for_code("send").header(headers.SendReply)), {"message_id": unique_id}
 
     async def commit(peer: Peer, there: Half, ids: dict[str, Any]) -> tuple[int, str | None]:
         if not in_batch:
@@ -153,6 +155,20 @@ def test_an_end_of_a_lost_half_message_ends_no_other_at_its_place(tmp_path: Path
             assert await visible(peer) == []
             assert await commit(peer, other, ids) == (0, None)
             assert [m.body for m in await visible(peer)] == [b"tx 2"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("told", ["U", "", f"7F00000100002A9F{0:016X}"])
+def test_an_end_that_tells_no_unique_id_counts_by_its_place(tmp_path: Path, told: str) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer)
+            there = await half(peer, 1, pairs={"UNIQ_KEY": f"7F0000010AB5D716{1:016X}"})
+            # Texts of the client's own, or the broker's id of the message, which ends with its place.
+            assert there.position == 0
+            assert await end(peer, there, COMMIT, message_id=told, transaction_id=told) == (0, None)
+            assert [m.body for m in await visible(peer)] == [b"tx 1"]
 
     run(main())
 

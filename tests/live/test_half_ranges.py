@@ -241,7 +241,7 @@ def test_the_end_of_a_batch_whose_rest_was_lost_with_a_master_ends_no_other_rows
     tmp_path: Path, is_started_again: bool
 ) -> None:
     def id_of(number: int) -> str:
-        return f"AB{number:012X}"
+        return f"7F0000010AB5D716ABCD{number:012X}"
 
     def rows(number: int, count: int) -> bytes:
         pairs = (f"UNIQ_KEY\x01{id_of(number + n)}\x02PGROUP\x01{GROUP}\x02".encode() for n in range(count))

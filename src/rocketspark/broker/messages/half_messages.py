@@ -4,6 +4,7 @@ Rule: a place that a client or a queue names counts only if the record there say
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -41,6 +42,7 @@ KIND = "half"
 HALF_GONE = "Find prepared transaction message failed"
 # What the end names was lost with a master, and another one lies at its place now.
 OTHER_HALF = "The half message there is another one"
+_UNIQUE_ID = re.compile("[0-9A-Fa-f]{32,}")
 
 
 class TransactionKey(NamedTuple):
@@ -173,10 +175,8 @@ class HalfMessages:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         if half.position != h.physical_offset:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
-        if h.transaction_id and pairs.get(properties.UNIQUE_ID, h.transaction_id) not in (
-            h.transaction_id,
-            h.message_id,
-        ):
+        unique_id = pairs.get(properties.UNIQUE_ID)
+        if unique_id not in (None, h.transaction_id, h.message_id) and _may_be_an_id(h.transaction_id, half.position):
             raise ServerError(ResponseCode.SYSTEM_ERROR, OTHER_HALF)
         return half, pairs
 
@@ -223,6 +223,11 @@ class HalfMessages:
         found = self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
         copies = [record.decode(stored, check_crc=False) for stored in found]
         return max((c for c in copies if key.is_of(c, copy=True)), key=lambda c: c.position, default=None)
+
+
+def _may_be_an_id(told: str | None, position: int) -> bool:
+    """Tell whether a text may be a unique id: some clients tell texts of their own, or the id that the broker gave."""
+    return told is not None and _UNIQUE_ID.fullmatch(told) is not None and int(told[-16:], 16) != position
 
 
 def _with_id(half: Record) -> Record:
