@@ -163,10 +163,10 @@ class HalfMessages:
 
         `same_topic`: the request must name the message's topic as well.
         """
-        half = self.told(h.physical_offset)
-        if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
+        found = self._half_at(h.physical_offset)
+        if found is None:
             raise ServerError(ResponseCode.SYSTEM_ERROR, HALF_GONE)
-        pairs = properties.decode(half.properties.decode("utf-8", "replace"))
+        half, pairs = found
         if pairs.get(properties.PRODUCER_GROUP) != h.producer_group:
             raise ServerError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if same_topic and pairs.get(properties.REAL_TOPIC) != h.topic:
@@ -182,11 +182,18 @@ class HalfMessages:
 
     def check_id(self, position: int, unique_id: str) -> None:
         """Raise ServerError 1 if the half message at a physical offset is another one than a client means."""
+        found = self._half_at(position)
+        if found is not None and found[1].get(properties.UNIQUE_ID, unique_id) != unique_id:
+            raise ServerError(ResponseCode.SYSTEM_ERROR, OTHER_HALF)
+
+    def _half_at(self, position: int) -> tuple[Record, dict[str, str]] | None:
+        """Return the half message at a physical offset that a client named, and its properties; None if there is none,
+        or it was given up.
+        """
         half = self.told(position)
-        if half is not None and half.topic.decode("utf-8", "replace") == topic_names.HALF_TOPIC:
-            pairs = properties.decode(half.properties.decode("utf-8", "replace"))
-            if pairs.get(properties.UNIQUE_ID, unique_id) != unique_id:
-                raise ServerError(ResponseCode.SYSTEM_ERROR, OTHER_HALF)
+        if half is None or half.topic.decode("utf-8", "replace") != topic_names.HALF_TOPIC:
+            return None
+        return half, properties.decode(half.properties.decode("utf-8", "replace"))
 
     def set_aside_before(self, entry: Quarantined) -> Record:
         """Return the record of a half message in the quarantine. Raises RecordError if it cannot be found.

@@ -237,20 +237,20 @@ class ReplicasManager:
         try:
             await act()
         except RocketSparkError as e:
-            self._tell(f"could not {what}: %s; tried again", str(e))
+            self._tell(what, str(e))
             return False
         except Exception:
             limited.exception("could not %s; tried again", what)
             return False
-        self._told.pop(f"could not {what}: %s; tried again", None)
+        self._told.pop(what, None)
         return True
 
-    def _tell(self, line: str, why: str) -> None:
+    def _tell(self, what: str, why: str, line: str = "could not %s: %s; tried again") -> None:
         now_s = machine.monotonic()
-        before, told_s = self._told.get(line, ("", 0.0))
+        before, told_s = self._told.get(what, ("", 0.0))
         if why != before or now_s - told_s >= TELL_S:
-            self._told[line] = why, now_s
-            limited.warning(line, why)
+            self._told[what] = why, now_s
+            limited.warning(line, what, why)
 
     # -- the number -----------------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class ReplicasManager:
             except ServerError as e:
                 if e.code != ResponseCode.CONTROLLER_ELECT_MASTER_FAILED:
                     raise
-                self._tell("no master can be elected yet: %s", e.remark)
+                self._tell("no master can be elected yet", e.remark, "%s: %s")
                 return
             await self._take_elected(elected)
             return
@@ -488,7 +488,7 @@ class ReplicasManager:
             self._epochs.check_writable()
         except StoreError as e:
             self._unfit_until_s = machine.monotonic() + UNFIT_S
-            self._tell("could not begin as the master: %s; tried again", str(e))
+            self._tell("begin as the master", str(e))
             return False
         return True
 

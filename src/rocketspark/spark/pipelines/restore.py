@@ -236,11 +236,11 @@ def replay(
         return job.run(TopicSource(source, topic, dict(found.made)), [group] if group else [])
 
 
-def _source_place(source: Connection, goal: Connection, one_form: Callable[[str], str] | None = None) -> str:
+def _source_place(source: Connection, goal: Connection, one_form: Callable[[str], str] = in_one_form) -> str:
     """Return what tells a replay's source apart from others with the same topics and target: another cluster, or
     options that choose messages; "" if neither is given.
     """
-    servers, others = map(one_form or in_one_form, (source.namesrv, goal.namesrv))
+    servers, others = map(one_form, (source.namesrv, goal.namesrv))
     cluster = [servers, source.namespace] if (servers, source.namespace) != (others, goal.namespace) else []
     chosen = {name: value for name, value in source.choosing.items() if value}
     return msgspec.json.encode([*cluster, sorted(chosen.items())]).decode() if cluster or chosen else ""

@@ -415,17 +415,21 @@ def _check_batch(spark: SparkSession, sink: SinkPlace) -> None:
     if not sink.path:
         if sink.mode is None:
             raise ConfigError(f"sink {sink.name}: a mode is needed: append, or overwrite, which deletes what is there")
-    elif sink.mode != OVERWRITE and _UNFINISHED in entries(spark, sink.path):
+        return
+    if sink.mode == OVERWRITE:
+        return
+    found = entries(spark, sink.path)
+    if _UNFINISHED in found:
         raise ConfigError(
             f"sink {sink.name}: a batch that was killed, or is not over, left {sink.path}/{_UNFINISHED}, and Spark"
             " would take its files for this one's: delete that folder once nobody else writes there"
         )
-    elif sink.mode is None and entries(spark, sink.path):
+    if sink.mode is None and found:
         raise ConfigError(
             f"sink {sink.name}: {sink.path} is not empty: give the sink mode append, or overwrite, which deletes"
             " all that is there, or name another folder"
         )
-    elif sink.mode != OVERWRITE and entries(spark, f"{sink.path}/{_LOG}"):
+    if entries(spark, f"{sink.path}/{_LOG}"):
         raise ConfigError(
             f"sink {sink.name}: a stream writes to {sink.path}, and readers would not see other files there: name"
             " another folder"

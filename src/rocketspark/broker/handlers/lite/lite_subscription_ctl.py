@@ -98,8 +98,11 @@ class LiteSubscriptionHandler:
 
     async def _one(self, peer: Peer, change: LiteSubscription) -> None:
         client_id, group, topic = change.client_id or "", change.group or "", change.topic or ""
-        lengths = (client_id, CLIENT_ID_LENGTH_MAX), (group, GROUP_LENGTH_MAX), (topic, TOPIC_LENGTH_MAX)
-        for what, (name, most) in zip(("client id", "group", "topic"), lengths, strict=True):
+        for what, name, most in (
+            ("client id", client_id, CLIENT_ID_LENGTH_MAX),
+            ("group", group, GROUP_LENGTH_MAX),
+            ("topic", topic, TOPIC_LENGTH_MAX),
+        ):
             if len(name) > most:
                 text = f"a {what} has {len(name)} characters, more than {most}"
                 raise ServerError(ResponseCode.INVALID_PARAMETER, text)
