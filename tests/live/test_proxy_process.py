@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import pytest
 from tests.support.ports import free_ports
 
 from rocketspark.cli.options import access_variables
+from rocketspark.cli.serving.child_processes import BEATS
 from rocketspark.cli.serving.proxy_process import BEHIND
 from rocketspark.proxy.wire import messages
 from rocketspark.testing import run_cluster
@@ -164,7 +166,25 @@ def test_several_processes_share_the_port() -> None:
             for stopped in children:
                 os.kill(int(stopped), signal.SIGSTOP)
                 wait_until(lambda: answers(ready[1]))
-                os.kill(int(stopped), signal.SIGCONT)
+                # Half a minute of tries that came to the stopped one: it was killed, and is started again.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(stopped), signal.SIGCONT)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
+def test_a_proxy_beats_while_its_loop_runs() -> None:
+    with run_cluster() as cluster:
+        command = [*COMMAND, "proxy", "-n", cluster.namesrv, "--grpc-port", "0"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {BEATS: "1"}
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"ready proxy=")
+            assert [process.stdout.readline() for _ in range(2)] == [b"\n", b"\n"]
         finally:
             process.terminate()
             process.communicate(timeout=60)

@@ -205,7 +205,7 @@ async def _several(servers: AsyncExitStack, settings: ProxySettings, count: int)
         def arguments(taken: int, more: list[str] = more) -> list[str]:
             return [*given, "--processes", "1", "--share-port", "--grpc-port", str(taken), *more]
 
-        process = ChildProcess(f"proxy {number}", "proxy", arguments, port, environment)
+        process = ChildProcess(f"proxy {number}", "proxy", arguments, port, environment, beats=True)
         address = await process.start_in(servers)
         port = int(address.rpartition(":")[2])
     return address

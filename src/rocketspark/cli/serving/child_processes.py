@@ -1,6 +1,7 @@
 """Processes that run beside this one: more brokers, since one process can use one core only, and the proxy.
 
-Rule: one that dies comes back on its own port, and none outlives its parent.
+Rule: one that dies comes back on its own port, one that keeps nothing and stands still is killed for that, and none
+outlives its parent.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ log = logging.getLogger("rocketspark")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 RESTART_PAUSE_S = 1.0
+# A variable of the environment: the server says each BEAT_S on stdout, a pipe to the process that started it, that its
+# loop runs.
+BEATS = "ROCKETSPARK_BEATS"
+BEAT_S = 1.0
+# So many beats long may a process be silent. They are counted, not timed: while this process stands still too, as the
+# whole machine may, none is missed.
+MISSED_BEATS_MAX = 30
 _PR_SET_PDEATHSIG = 1
 # Between the ports of brokers when the first is given: RocketMQ's own brokers take port - 2 and port + 1 as well.
 PORT_STEP = 10
@@ -52,6 +60,8 @@ class ChildProcess:
     `name`: what errors call it; `kind`: it is ready once it prints "ready `kind`=HOST:PORT". `arguments`: returns its
     command line for a port; `port`: 0 takes a free one, which is kept over restarts. `environment`: variables that it
     gets besides those of this process, such as secrets; `behind`: by how much its niceness is above this process's.
+    `beats`: it says each second that its loop runs; one that does not for half a minute is killed and started again, so
+    that its clients, whose connections it keeps open, go elsewhere.
     """
 
     def __init__(
@@ -62,12 +72,15 @@ class ChildProcess:
         port: int,
         environment: Mapping[str, str] | None = None,
         behind: int = 0,
+        *,
+        beats: bool = False,
     ) -> None:
         self.name = name
         self.address = ""
         self._ready = re.compile(rf"ready {kind}=(\S+):(\d+)")
         self._arguments = arguments
-        self._environment = {**os.environ, **environment} if environment else None
+        self._environment = {**os.environ, **(environment or {}), **({BEATS: "1"} if beats else {})}
+        self._beats = beats
         self._port = port
         self._behind = behind
         self._process: asyncio.subprocess.Process | None = None
@@ -123,7 +136,7 @@ class ChildProcess:
     async def _keep(self) -> None:
         while True:
             assert self._process is not None
-            code = await self._process.wait()
+            code = await self._ended(self._process)
             if self._stopping:
                 return
             log.warning("%s ended with %d; it is started again on %s", self.name, code, self.address)
@@ -135,6 +148,23 @@ class ChildProcess:
             except (OSError, subprocess.SubprocessError) as e:
                 # No memory, process or descriptor can be had just now.
                 log.error("%s cannot be started, it is tried again: %s", self.name, e)
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Wait until the process has ended; one that stands still is killed. Returns its exit code."""
+        missed = 0
+        while self._beats and missed < MISSED_BEATS_MAX:
+            assert process.stdout is not None
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    if not await process.stdout.read(1 << 12):
+                        break
+                missed = 0
+            except TimeoutError:
+                missed += 1
+        if missed == MISSED_BEATS_MAX and process.returncode is None:
+            log.warning("%s (pid %d) stood still for %.0f s: killed", self.name, process.pid, missed * BEAT_S)
+            process.kill()
+        return await process.wait()
 
     async def stop(self) -> None:
         """End the process cleanly."""

@@ -69,7 +69,7 @@ def proxy_process(
     environment = dict.fromkeys(access_variables(), "") | (environment or {})
     given = ["proxy", "-n", namesrv, "--host", host, *options]
     return ChildProcess(
-        "the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment, BEHIND
+        "the proxy", "proxy", lambda taken: [*given, "--grpc-port", str(taken)], port, environment, BEHIND, beats=True
     )
 
 

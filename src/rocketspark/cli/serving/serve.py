@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
+from rocketspark.cli.serving.child_processes import BEAT_S, BEATS
 from rocketspark.cli.streams import ReaderLeft, write
 from rocketspark.errors import UsageError
 from rocketspark.model import freed_memory
@@ -74,6 +75,7 @@ async def _serve(start: Starter) -> None:
     stop = asyncio.Event()
     # Not for the processes that it starts: their input, and their state, is another one.
     listening, ends_with_stdin = os.environ.pop(NOTIFY_SOCKET, ""), os.environ.pop(END_WITH_STDIN, "")
+    beats = os.environ.pop(BEATS, "")
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if ends_with_stdin:
@@ -100,12 +102,25 @@ async def _serve(start: Starter) -> None:
                 "%s; this line could not be written to stdout: %s", line, e or "stdout was closed"
             )
         _tell_systemd(listening, b"READY=1")
+        # Until the loop ends: it may take long to close.
+        beating = asyncio.create_task(_beat()) if beats else None
         # A server leaves few cycles behind, and with 10,000 queues a full collection stops it for 50 ms.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
         _tell_systemd(listening, b"STOPPING=1")
         logging.getLogger("rocketspark").info("stopping")
+    if beating is not None:
+        beating.cancel()
+
+
+async def _beat() -> None:
+    # Who does not read them, as it stands still itself, holds nothing up.
+    os.set_blocking(sys.stdout.fileno(), False)
+    while True:
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), b"\n")
+        await asyncio.sleep(BEAT_S)
 
 
 def _tell_systemd(listening: str, state: bytes) -> None:
