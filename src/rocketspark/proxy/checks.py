@@ -26,6 +26,9 @@ ENTRIES_MAX = 16_384
 TURN = 256
 # Of any request but messages, whose bodies and properties have bounds of their own.
 REQUEST_BYTES_MAX = 4 << 20
+# Of one request; those of a request with fewer bytes than `COUNTED_BYTES_MIN` are not counted.
+FIELDS_MAX = 131_072
+COUNTED_BYTES_MIN = 4 << 10
 # What a client may tell of itself.
 SETTINGS_BYTES_MAX = 256 << 10
 TOPICS_MAX = 1000
@@ -71,18 +74,27 @@ class Shares:
             del self.of_host[host]
 
 
-def check_size(rpc: str, request: Any) -> None:
-    """Raise Refused for a request of the method `rpc` that has too many bytes, entries or topics. The sizes of messages
-    that are sent have bounds of their own.
+def check_bytes(rpc: str, size: int) -> None:
+    """Raise Refused for an encoded request of the method `rpc` that has too many bytes. Messages that are sent have
+    bounds of their own.
     """
+    if rpc != "SendMessage" and size > REQUEST_BYTES_MAX:
+        raise Refused(Code.BAD_REQUEST, f"the request has {size} bytes, at most {REQUEST_BYTES_MAX} are allowed")
+
+
+def check_fields(rpc: str, count: int) -> None:
+    """Raise Refused for a request of the method `rpc` that holds too many fields."""
+    if count > FIELDS_MAX:
+        code = Code.MESSAGE_CORRUPTED if rpc == "SendMessage" else Code.BAD_REQUEST
+        raise Refused(code, f"the request holds more than {FIELDS_MAX} fields: send fewer entries together")
+
+
+def check_size(rpc: str, request: Any) -> None:
+    """Raise Refused for a request of the method `rpc` that has too many entries or topics."""
     listed = _LISTED.get(rpc)
     if listed is not None and (count := len(getattr(request, listed))) > ENTRIES_MAX:
         code = Code.MESSAGE_CORRUPTED if rpc == "SendMessage" else Code.BAD_REQUEST
         raise Refused(code, f"{listed}: there are {count}, at most {ENTRIES_MAX} go together")
-    if rpc == "SendMessage":
-        return
-    if (size := request.ByteSize()) > REQUEST_BYTES_MAX:
-        raise Refused(Code.BAD_REQUEST, f"the request has {size} bytes, at most {REQUEST_BYTES_MAX} are allowed")
     if rpc == "Telemetry" and request.HasField("settings"):
         _check_settings(request.settings)
 

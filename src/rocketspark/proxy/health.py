@@ -92,7 +92,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        read = functools.partial(Asked, _question("Check"))
+        self._read_check = _question("Check")
         watch = {
             "request_deserializer": _question("Check"),
             "response_serializer": _class("Health").SerializeToString,
@@ -102,7 +102,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
             "response_serializer": _class("Tell").SerializeToString,
         }
         self._handlers = {
-            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check, read),
+            f"/{HEALTH}/Check": grpc.unary_unary_rpc_method_handler(self._check, Asked),
             f"/{HEALTH}/Watch": grpc.unary_stream_rpc_method_handler(self._watch, **watch),
         }
         for name in REFLECTIONS:
@@ -121,7 +121,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._service.enter("Check", context, asked)
         except Refused as e:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(e))
-        if asked.request.service not in ("", *self._services):
+        if self._read_check(asked.taken()).service not in ("", *self._services):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         found: bytes = _class("Health")(status=SERVING).SerializeToString()
         self._service.work.answered(asked.work, len(found))

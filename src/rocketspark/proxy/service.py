@@ -19,11 +19,13 @@ from typing import Any
 
 import grpc
 from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.proxy.call import CANCELLED, AddressOf, Call, CallTimes, address_of
-from rocketspark.proxy.checks import Shares, check_size
+from rocketspark.proxy.checks import COUNTED_BYTES_MIN, Shares, check_bytes, check_fields, check_size
 from rocketspark.proxy.wire import messages
+from rocketspark.proxy.wire.crowds import IN_TURN, Kind, count_fields
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused, status, status_of
 
@@ -41,7 +43,8 @@ CALLS_MAX = 20_000
 # Of all requests at work, and of all answers that are not read, which stand in memory three to four times; smaller
 # ones are bounded by their number.
 REQUESTS_BYTES_MAX = ANSWERS_BYTES_MAX = 128 << 20
-COUNTED_BYTES_MIN = 4 << 10
+# What an empty message within a request takes.
+FIELD_BYTES = 80
 # Of requests that were refused for want of room, each with what its call costs.
 REFUSALS_BYTES_MAX = 32 << 20
 REFUSAL_BYTES = 8 << 10
@@ -133,13 +136,46 @@ class AtWork:
 
 
 class Asked:
-    """A request as it came: its message, its size in bytes, and the counting of its call once that has begun."""
+    """A request as it came: its bytes until they are decoded, their number, and the counting of its call once that has
+    begun.
+    """
 
-    __slots__ = ("request", "size", "work")
+    __slots__ = ("data", "size", "work")
 
-    def __init__(self, read: Callable[[bytes], Any], data: bytes) -> None:
-        self.size, self.request = len(data), read(data)
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
         self.work: Work
+
+    def taken(self) -> bytes:
+        """Return the bytes, which are kept here no more."""
+        data, self.data = self.data, b""
+        return data
+
+
+class Reader:
+    """Decodes the requests of one method of MessagingService."""
+
+    def __init__(self, rpc: str) -> None:
+        kind = messages.service().methods_by_name[rpc].input_type
+        self._rpc, self._kind = rpc, Kind(kind)
+        self._decode = message_factory.GetMessageClass(kind).FromString
+
+    async def read(self, data: bytes, take: Callable[[int], None]) -> Any:
+        """Return a request; `take` is called before with the memory that its fields will take beside its bytes. Raises
+        Refused.
+        """
+        if len(data) >= COUNTED_BYTES_MIN:
+            check_bytes(self._rpc, len(data))
+            count = 0
+            for count in count_fields(data, self._kind):
+                check_fields(self._rpc, count)
+                if not count % IN_TURN:
+                    await asyncio.sleep(0)
+            take(count * FIELD_BYTES)
+        try:
+            return self._decode(data)
+        except DecodeError:
+            raise Refused(Code.BAD_REQUEST, f"the request is no {self._kind.name}") from None
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -167,23 +203,20 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     def serve(self, rpc: str, function: Callable[..., Any]) -> None:
         """Have a function serve a method of MessagingService, such as "SendMessage"."""
         method = messages.service().methods_by_name[rpc]
-        takes = message_factory.GetMessageClass(method.input_type)
         gives = message_factory.GetMessageClass(method.output_type)
-        read = functools.partial(Asked, takes.FromString)
-        coders: dict[str, Any] = {"request_deserializer": read, "response_serializer": gives.SerializeToString}
+        reader = Reader(rpc)
+        coders: dict[str, Any] = {"request_deserializer": Asked, "response_serializer": gives.SerializeToString}
         path = f"/{messages.SERVICE}/{rpc}"
         if method.client_streaming:
-            # In a box that is emptied: gRPC keeps what it gave until the next one comes.
-            coders["request_deserializer"] = lambda data: [takes.FromString(data)]
-            self._handlers[path] = grpc.stream_stream_rpc_method_handler(self._both(rpc, function), **coders)
+            self._handlers[path] = grpc.stream_stream_rpc_method_handler(self._both(rpc, function, reader), **coders)
         elif method.server_streaming:
-            serve = self._streaming(rpc, function, gives)
+            serve = self._streaming(rpc, function, gives, reader)
             timed = serve if self._times is None else self._times.streaming(rpc, serve)
             self._handlers[path] = grpc.unary_stream_rpc_method_handler(timed, **coders)
         else:
-            serve = self._unary(rpc, function, gives)
+            serve = self._unary(rpc, function, gives, reader)
             timed = serve if self._times is None else self._times.unary(rpc, serve)
-            self._handlers[path] = grpc.unary_unary_rpc_method_handler(self._answered(timed, gives), read)
+            self._handlers[path] = grpc.unary_unary_rpc_method_handler(self._answered(timed, gives), Asked)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a method; None for one that nobody serves."""
@@ -203,24 +236,25 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             # One that is refused waits for its client as any other.
             await self.work.admit(work, context, asked.size)
 
-    async def _begin(self, rpc: str, context: Any, asked: Asked) -> Any:
+    async def _begin(self, rpc: str, context: Any, asked: Asked, reader: Reader) -> Any:
         """Return (the call, its request), whose sender may make it. Raises Refused."""
         call = await self.enter(rpc, context, asked)
         _ = call.client_id
-        check_size(rpc, asked.request)
+        request = await reader.read(asked.taken(), functools.partial(asked.work.take, self.work.requests))
+        check_size(rpc, request)
         if self.guards:
-            call.check_again = functools.partial(self._guard, call, asked.request)
+            call.check_again = functools.partial(self._guard, call, request)
             await call.check_again()
-        return call, asked.request
+        return call, request
 
     async def _guard(self, call: Call, request: Any) -> None:
         for guard in self.guards:
             await guard(call, request)
 
-    def _unary(self, rpc: str, function: Callable[..., Any], gives: Any) -> Callable[..., Any]:
+    def _unary(self, rpc: str, function: Callable[..., Any], gives: Any, reader: Reader) -> Callable[..., Any]:
         async def serve(asked: Asked, context: Any) -> Any:
             try:
-                return await function(*await self._begin(rpc, context, asked))
+                return await function(*await self._begin(rpc, context, asked, reader))
             except grpc.aio.AbortError:
                 raise
             except Exception as e:
@@ -239,11 +273,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return answered
 
-    def _streaming(self, rpc: str, function: Callable[..., Any], gives: Any) -> Callable[..., Any]:
+    def _streaming(self, rpc: str, function: Callable[..., Any], gives: Any, reader: Reader) -> Callable[..., Any]:
         async def serve(asked: Asked, context: Any) -> int:
             try:
                 call: Call
-                call, request = await self._begin(rpc, context, asked)
+                call, request = await self._begin(rpc, context, asked, reader)
                 # It may wait for long; the port learns so that it has begun.
                 await context.send_initial_metadata(())
                 await function(call, request)
@@ -265,7 +299,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return serve
 
-    def _both(self, rpc: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _both(self, rpc: str, function: Callable[..., Any], reader: Reader) -> Callable[..., Any]:
         async def serve(requests: Any, context: Any) -> None:
             work = self.work.begin(context)
             try:
@@ -273,7 +307,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 _ = call.client_id
                 work.take(self.work.streams, 1)
                 await context.send_initial_metadata(())
-                await function(call, self._guarded(call, requests))
+                await function(call, self._guarded(call, requests, reader))
             except asyncio.CancelledError:
                 raise
             except Refused as e:
@@ -284,9 +318,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return serve
 
-    async def _guarded(self, call: Call, requests: Any) -> Any:
-        async for box in requests:
-            request = box.pop()
+    async def _guarded(self, call: Call, requests: Any, reader: Reader) -> Any:
+        async for asked in requests:
+            # gRPC keeps what it gave until the next one comes.
+            request = await reader.read(asked.taken(), lambda size: None)
             check_size(call.rpc, request)
             if self.guards:
                 await self._guard(call, request)

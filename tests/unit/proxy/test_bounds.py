@@ -16,14 +16,14 @@ from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark.protocol.headers import PopReply
 from rocketspark.proxy import clients as proxy_clients
-from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_size
+from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_bytes, check_size
 from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
 from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.receive import Receives, popped
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.producing.send import Sends
-from rocketspark.proxy.service import Service
+from rocketspark.proxy.service import Asked, Reader, Service
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code
@@ -56,9 +56,9 @@ def test_every_list_of_a_request_is_bounded_before_anybody_is_asked_for_it(proxy
         with pytest.raises(Refused, match="at most 16384"):
             check_size(rpc, request)
     # What lies deeper has bytes at least.
-    deep = messages.QueryRouteRequest(topic={"name": "x" * REQUEST_BYTES_MAX})
+    check_bytes("QueryRoute", REQUEST_BYTES_MAX)
     with pytest.raises(Refused, match="bytes"):
-        check_size("QueryRoute", deep)
+        check_bytes("QueryRoute", REQUEST_BYTES_MAX + 1)
 
 
 def test_a_call_that_is_too_large_is_told_so(client: RawClient) -> None:
@@ -304,23 +304,23 @@ def test_a_filter_that_a_call_names_counts_as_kept() -> None:
 
 
 def test_nothing_holds_a_command_of_a_stream_while_the_next_one_is_awaited() -> None:
-    """grpc.aio keeps what it gave: it is given a box."""
+    """grpc.aio keeps what it gave: it is given bytes that are taken out."""
 
     async def main() -> None:
-        box = [messages.TelemetryCommand()]
+        asked = Asked(messages.TelemetryCommand().SerializeToString())
 
-        async def received() -> AsyncIterator[list[Any]]:
-            yield box
+        async def received() -> AsyncIterator[Asked]:
+            yield asked
 
         call: Any = SimpleNamespace(rpc="Telemetry")
-        async for _ in Service()._guarded(call, received()):
-            assert box == []
+        async for _ in Service()._guarded(call, received(), Reader("Telemetry")):
+            assert asked.data == b""
 
     asyncio.run(main())
     service = Service()
     service.serve("Telemetry", lambda call, requests: None)
     (handler,) = service._handlers.values()
-    assert handler.request_deserializer(b"") == [messages.TelemetryCommand()]
+    assert handler.request_deserializer is Asked
 
 
 def test_a_client_that_does_not_read_its_commands_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
