@@ -3,6 +3,7 @@
 # an environment of its own in .setup/spark-X.Y, made by scripts/setup.sh. Fails if the tests fail on one.
 #
 #   SPARKS="4.0 4.1"   these instead of all; 4.0.0 is that release
+#   CORE="FILE ..."    the tests of these files alone
 #   PYTHON=...         the interpreter of the environments
 #   arguments          go to pytest
 set -uo pipefail
@@ -32,7 +33,7 @@ for version in ${SPARKS:-$known}; do
   say "Spark $release"
   # Its programs first on the path: Spark takes the first python3.
   if PATH="$place/bin:$PATH" PYSPARK_PYTHON=$place/bin/python PYSPARK_DRIVER_PYTHON=$place/bin/python \
-      "$place/bin/python" -m pytest tests/unit/spark tests/unit/tables tests/spark -m "every_spark and not official and not soak" \
+      "$place/bin/python" -m pytest ${CORE:-tests/unit/spark tests/unit/tables tests/spark} -m "every_spark and not official and not soak" \
       -n "${WORKERS:-2}" --dist loadscope -p no:cacheprovider "$@"; then
     passed+=("$release")
   else

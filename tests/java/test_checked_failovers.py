@@ -16,7 +16,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("kinds", "controller"), [("JP", "official"), ("PJ", "ours")])
+@pytest.mark.parametrize(
+    ("kinds", "controller"), [("JP", "official"), pytest.param("PJ", "ours", marks=pytest.mark.soak)]
+)
 def test_no_promise_is_broken_as_each_master_dies(tmp_path: Path, kinds: str, controller: Any) -> None:
     found = ReplicaSet(tmp_path, kinds, controller, {"recallMessageEnable": "true"})
     took_s: list[float] = []
@@ -27,5 +29,6 @@ def test_no_promise_is_broken_as_each_master_dies(tmp_path: Path, kinds: str, co
         found.close()
 
 
+@pytest.mark.soak
 def test_no_promise_is_broken_under_attack(tmp_path: Path) -> None:
     attacked(tmp_path, random.Random(5), ["PJ"], 3, print)

@@ -128,7 +128,8 @@ def test_ours_follow_three_of_apaches(tmp_path: Path) -> None:
     "two brokers of ours under three controllers of Apache's (DLedger, jRaft): a master killed, the leader killed, the "
     "next master killed"
 )
-@pytest.mark.parametrize("raft", ["dledger", pytest.param("jraft", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("raft", ["dledger", "jraft"])
 def test_brokers_of_ours_follow_three_of_apaches(tmp_path: Path, raft: Any) -> None:
     # Who is killed is missed as its connection ends; a machine that halts for seconds must not have one more elected.
     config = {"recallMessageEnable": "true", "controllerHeartBeatTimeoutMills": 60_000}

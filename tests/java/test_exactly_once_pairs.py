@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("jvm")
 # Used by all tests here as well.
 __all__ = ["pieces", "quick_drain"]
 
-PAIRS = [pytest.param("JJ", "official", marks=pytest.mark.soak), ("JP", "official"), ("PJ", "ours")]
+PAIRS = [*(pytest.param(each, "official", marks=pytest.mark.soak) for each in ("JJ", "JP")), ("PJ", "ours")]
 # Once among the half messages and once among the ends, so that each of the two dies; the others in `make soak`.
 FEW = ("halves under way", "some ends")
 TRIES = 8

@@ -17,7 +17,7 @@ from tests.java.test_java_client_on_ours import CLIENTS, Scene
 from tests.support.patience import LIMIT_MS
 
 
-@pytest.mark.parametrize("count", [3, 9], ids=["shorter", "longer"])
+@pytest.mark.parametrize("count", [3, pytest.param(9, marks=pytest.mark.soak)], ids=["shorter", "longer"])
 def test_consumers_get_all_of_the_new_topic(java_driver: DriverFactory, ours: Any, count: int) -> None:
     scenes = [Scene(java_driver(*client), ours, f"anew{count}-{client[0].replace('.', '')}") for client in CLIENTS]
     new = [f"new {number}" for number in range(count)]

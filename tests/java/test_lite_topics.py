@@ -66,7 +66,7 @@ def _await_saved(store: Path, offsets: dict[str, int]) -> None:
 
 
 @pytest.mark.shows("directory layout both ways with the Java broker: lite topics, and how far a group was in them")
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.soak), "kill"])
 def test_lite_topics_go_to_the_java_broker_and_back(how: str, namesrv: ApacheNamesrv, tmp_path: Path) -> None:
     often = {"flushConsumerOffsetInterval": "100", "flushIntervalConsumeQueue": "100"}
     with starting(namesrv, tmp_path, SMALL_FILES | lite_topics.SETTINGS | often) as start:

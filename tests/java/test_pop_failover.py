@@ -13,6 +13,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("kinds", ["JP", "PJ"])
+@pytest.mark.parametrize("kinds", ["JP", pytest.param("PJ", marks=pytest.mark.soak)])
 def test_what_was_popped_comes_again_from_the_new_master(tmp_path: Path, kinds: str) -> None:
     popped_messages_survive(tmp_path, kinds)

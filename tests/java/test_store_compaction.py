@@ -81,7 +81,7 @@ def test_mqadmin_prints_our_compaction_logs(namesrv: ApacheNamesrv, tmp_path: Pa
     assert offsets == list(range(30))
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.soak), "kill"])
 def test_compacted_messages_go_to_the_java_broker_and_back(how: str, namesrv: ApacheNamesrv, tmp_path: Path) -> None:
     with starting(namesrv, tmp_path, SMALL_FILES | SIZES) as start:
         server = start("ours")

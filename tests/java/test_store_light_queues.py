@@ -60,7 +60,7 @@ def commit(server: Server, group: str, offset: int) -> None:
     assert ask(server.broker, 15, ext_fields=wanted).code == 0
 
 
-@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.soak), "kill"])
 def test_light_queues_go_to_our_broker_and_back(namesrv: ApacheNamesrv, tmp_path: Path, how: str) -> None:
     with starting(namesrv, tmp_path, SETTINGS) as start:
         sent: dict[str, list[int]] = {name: [] for name in NAMES}

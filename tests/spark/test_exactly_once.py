@@ -389,13 +389,10 @@ def test_the_process_that_commits_is_killed(servers: Servers, moment: str, monke
 
 def kill_rows() -> Iterator[Any]:
     """(servers, broker, moment). What takes an official broker long without telling more is left to `make soak`."""
-    telling = {
-        TARGET_BROKER: ("ends sent",),
-        COMMIT_BROKER: ("record sent",),
-    }
-    for whose, broker, moment in itertools.product(("ours", "apache"), telling, failpoints.MOMENTS):
+    brokers = (TARGET_BROKER, COMMIT_BROKER)
+    for whose, broker, moment in itertools.product(("ours", "apache"), brokers, failpoints.MOMENTS):
         marks = APACHE if whose == "apache" else []
-        if whose == "apache" and moment not in telling[broker]:
+        if whose == "apache" and (broker, moment) != (TARGET_BROKER, "ends sent"):
             marks = [*marks, pytest.mark.soak]
         yield pytest.param(whose, broker, moment, marks=marks, id=f"{whose}-{broker}-{moment}")
 

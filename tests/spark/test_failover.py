@@ -132,7 +132,7 @@ async def elect_unclean(replicas: Replicas, number: int) -> None:
 
 @pytest.mark.java
 @pytest.mark.xdist_group("jvm")
-@pytest.mark.parametrize("mode", ["classic", "controller"])
+@pytest.mark.parametrize("mode", [pytest.param("classic", marks=pytest.mark.soak), "controller"])
 def test_every_row_once_across_the_death_of_a_master(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     first: dict[str, Any] = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2} if mode == "classic" else {}
     pair = JavaPair(tmp_path / "pair", mode, first=first)

@@ -109,6 +109,7 @@ def test_a_session_of_ours(run: Callable[..., subprocess.CompletedProcess[str]],
 
 
 @pytest.mark.official
+@pytest.mark.soak
 def test_without_it_the_source_is_not_found_and_a_session_that_runs_can_be_helped(
     run: Callable[..., subprocess.CompletedProcess[str]], python: Path
 ) -> None:

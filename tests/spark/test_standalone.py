@@ -212,6 +212,7 @@ def test_spark_connect(
 
 # Some twenty Spark jobs: half a minute, several on a machine with much else to do.
 @pytest.mark.official
+@pytest.mark.soak
 def test_pipelines_for_operators_run_there(
     standalone: Standalone, archive: Path, cluster: Cluster, producer: Producer, make_topic: Callable[..., str]
 ) -> None:

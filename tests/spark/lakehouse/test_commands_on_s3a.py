@@ -108,6 +108,7 @@ def test_sql(scene: Commands, tmp_path: Path) -> None:
     assert sums == {(1, 2), (2, 2), (3, 2), (3, 4), (4, 2)}
 
 
+@pytest.mark.soak
 def test_dedupe(scene: Commands) -> None:
     for ids in ((1, 2, 1), (2, 3)):
         send(scene, "repeated", *ids)

@@ -172,6 +172,7 @@ def test_a_writer_that_idled_while_its_number_expired_doubles_nothing(scene: Sce
     scene.whole(topic, 30, **where)
 
 
+@pytest.mark.soak
 def test_staging_that_others_switched_off_is_set_again(scene: Scene, tmp_path: Path) -> None:
     topic, where = "switched-off", {"place": str(tmp_path / "lake")}
     scene.send(topic, 10)
@@ -210,6 +211,7 @@ def test_rows_that_were_taken_back_meanwhile_are_archived_again(scene: Scene, tm
 
 
 @pytest.mark.shows("mended: an Iceberg archive passes rows over that a rollback took back as its commit was published")
+@pytest.mark.soak
 def test_rows_taken_back_just_before_a_commit_counts_come_before_its_own(scene: Scene, tmp_path: Path) -> None:
     topic, where = "taken-back-last", {"place": str(tmp_path / "lake")}
     for count in (10, 5):

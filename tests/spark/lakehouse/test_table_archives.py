@@ -153,7 +153,8 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     "Delta and Iceberg on s3a:// behind a store that refuses, cuts and errs by plan, driver killed in the "
     "middle of a request",
 )
-@pytest.mark.parametrize("table_format", ONE_NOW)
+@pytest.mark.soak
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_a_topic_through_a_table_on_s3a_that_fails_by_plan(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"s3a-{table_format}", f"s3a-{table_format}-again"
     where = {"place": f"s3a://lake/{table_format}"}
@@ -422,7 +423,7 @@ def test_decoded_bodies_are_columns(scene: Scene, table_format: str, tmp_path: P
     "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
     "meanwhile; merging, restore and audit beside them"
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ONE_NOW)
 def test_columns_that_another_adds_meanwhile_lose_no_row(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"altered-{table_format}"
     where, options = {"place": str(tmp_path / "table")}, {"decode": "json"}
@@ -456,7 +457,7 @@ def test_columns_that_another_adds_meanwhile_lose_no_row(scene: Scene, table_for
     "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "
     "meanwhile; merging, restore and audit beside them"
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ONE_NOW)
 def test_avro_of_two_versions_in_one_topic(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic = f"avro-{table_format}"
     where = {"place": str(tmp_path / "table")}

@@ -29,7 +29,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, s
         yield cluster, remote
 
 
-@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("table_format", [pytest.param("delta", marks=pytest.mark.soak), "iceberg"])
 def test_archive_restore_and_audit(scene: tuple[Cluster, str], table_format: str, tmp_path: Path) -> None:
     (cluster, remote), topic = scene, f"connect-{table_format}"
     where = ("--namesrv", cluster.namesrv, "--remote", remote, "--json")
