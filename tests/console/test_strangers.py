@@ -20,6 +20,7 @@ from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console import ConsoleSettings, app, make_app, server, sessions
 from rocketspark.console.cluster.pace import Pace
 from rocketspark.console.cluster.view import ClusterView
+from rocketspark.console.content.forms import SMALL_BYTES_MAX
 from rocketspark.console.pages import messages
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
 from rocketspark.errors import ConfigError, ServerError
@@ -279,6 +280,39 @@ def test_silent_connections_end_and_keep_nobody_out(cluster: Cluster, monkeypatc
             return b""
 
     assert asyncio.run(run()) == ([b""] * 4, b"HTTP/1.1 200")
+
+
+def test_a_stranger_sends_small_forms_in_one_piece_alone(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer_of(address: str, head: str, body: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        own = f"Host: {address}\r\nOrigin: http://{address}\r\n"
+        writer.write(f"POST /login HTTP/1.1\r\n{own}{head}\r\n\r\n".encode() + body)
+        found = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30) if body else b""
+        writer.close()
+        return found
+
+    async def run() -> list[bytes]:
+        running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await running.start()
+        large = b"access_key=" + b"%41" * SMALL_BYTES_MAX
+        assert running._server is not None
+        state = running._server.server_state
+        try:
+            found = [
+                await answer_of(running.address, f"Content-Length: {len(large)}", large),
+                await answer_of(running.address, "Transfer-Encoding: chunked", b"1\r\nx\r\n0\r\n\r\n"),
+                # Who goes before his form is whole is no fault of the console's.
+                await answer_of(running.address, "Content-Length: 9", b""),
+            ]
+            async with asyncio.timeout(30):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.01)
+            return found
+        finally:
+            await running.close()
+
+    assert [line[:12] for line in asyncio.run(run())] == [b"HTTP/1.1 400", b"HTTP/1.1 400", b""]
+    assert "Traceback" not in caplog.text
 
 
 def test_who_reads_no_answers_loses_the_connection(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

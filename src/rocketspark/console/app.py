@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -26,17 +26,21 @@ from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed, NotN
 from rocketspark.console.cluster import making
 from rocketspark.console.cluster.sampler import figures
 from rocketspark.console.content.event_streams import EventStream
+from rocketspark.console.content.forms import SMALL_BYTES_MAX
 from rocketspark.console.drawing import path_of
 from rocketspark.console.routes import ChangeRoute, PageRoute, as_starlette
 from rocketspark.console.sessions import COOKIE, is_cookie, new_cookie
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.console.state import Console
 from rocketspark.errors import RocketSparkError, RouteNotFound, ServerError, TransportError, UsageError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.transport.server_bounds import place_of
 
 log = logging.getLogger("rocketspark.console")
+# Whoever asks may cause them.
+faults = LimitedLog("rocketspark.console")
 STATIC = Path(__file__).parent / "static"
 # Pages that are kept up to date, and those of one user, or of one address where nobody logs in.
 STREAMS_MAX, STREAMS_OF_ONE_MAX = 200, 50
@@ -139,8 +143,8 @@ class _Ways:
     def _source(self, call: Call) -> str:
         return source_of(call.request, self._console.settings.trusted_proxies)
 
-    async def _form(self, call: Call) -> dict[str, str]:
-        form = await call.form()
+    async def _form(self, call: Call, bytes_max: int = guard.BODY_BYTES_MAX) -> dict[str, str]:
+        form = await call.form(bytes_max)
         if not guard.is_token(form.pop("token", ""), call.token):
             raise _Forbidden("this form is from another session: open the page again and repeat it")
         return form
@@ -190,8 +194,11 @@ class _Ways:
             if call.session is None and getattr(e, "code", None) == NO_PERMISSION:
                 return _to_login(call)
             return _error(call, str(e), _status(e))
+        except ClientDisconnect:
+            # Nobody is there to read it.
+            return Response(status_code=400)
         except Exception:
-            log.exception("page %s", call.request.url.path)
+            faults.exception("page %s", call.request.url.path)
             return _error(call, "the console failed here; its log says more", 500)
 
     def _give_cookie(self, name: str, response: Response, cookie: str) -> None:
@@ -213,7 +220,7 @@ class _Ways:
         after = _own_path(call.query("next"))
         if call.request.method == "GET":
             return call.page("login.html", after=after, error="", name="")
-        form = await self._form(call)
+        form = await self._form(call, SMALL_BYTES_MAX)
         name, secret = form.get("access_key", "").strip(), form.get("secret_key", "")
         source = self._source(call)
         host = place_of(source.rpartition(":")[0])
@@ -268,7 +275,7 @@ class _Ways:
 
     async def logout(self, call: Call) -> Response:
         """End a session."""
-        await self._form(call)
+        await self._form(call, SMALL_BYTES_MAX)
         session = self._console.sessions.end(call.cookie)
         if session is not None:
             await session.view.close()

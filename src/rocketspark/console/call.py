@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.cluster.view import LIFE_S, ClusterView
+from rocketspark.console.content.forms import fields_of
 from rocketspark.console.drawing import draw
 from rocketspark.console.guard import BODY_BYTES_MAX
 from rocketspark.console.navigation import navigation_of
@@ -21,7 +21,6 @@ from rocketspark.errors import RocketSparkError, UsageError
 
 T = TypeVar("T")
 Form = Mapping[str, str]
-FIELDS_MAX = 2000
 FORM_S = 30.0
 NO_PERMISSION = 16
 
@@ -134,21 +133,13 @@ class Call:
         if self.session is None and getattr(error, "code", None) == NO_PERMISSION:
             raise NotAllowed from error
 
-    async def form(self) -> dict[str, str]:
+    async def form(self, bytes_max: int = BODY_BYTES_MAX) -> dict[str, str]:
         """Return the fields of a posted form. Raises UsageError."""
-        body = bytearray()
         try:
-            async with asyncio.timeout(FORM_S):
-                async for piece in self.request.stream():
-                    body += piece
-                    if len(body) > BODY_BYTES_MAX:
-                        raise UsageError(f"a form of more than {BODY_BYTES_MAX} bytes")
+            async with asyncio.timeout(FORM_S), self.console.forms.read(self.request.stream(), bytes_max) as body:
+                return fields_of(body)
         except TimeoutError:
             raise UsageError(f"a form that was not there within {FORM_S:.0f} s") from None
-        try:
-            return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"))
-        except ValueError:
-            raise UsageError("a form that is no UTF-8, or has too many fields") from None
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
         """Return a whole page."""

@@ -14,6 +14,7 @@ from rocketspark.console.cluster.sampler import Sampler
 from rocketspark.console.cluster.streams import Streams
 from rocketspark.console.cluster.view import ClusterView
 from rocketspark.console.content.downloads import Downloads
+from rocketspark.console.content.forms import Forms
 from rocketspark.console.sessions import Attempts, Session, Sessions
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import RocketSparkError
@@ -42,7 +43,7 @@ class Console:
         self.tables_of_ids = databases.tables_of_ids(settings.dedupe)
         # Pages that watch messages as they come.
         self.tails = 0
-        self.downloads = Downloads()
+        self.downloads, self.forms = Downloads(), Forms()
         # Looks at messages with their bodies, each of which may hold STEP_BYTES_MAX of them.
         self.looking = asyncio.Semaphore(LOOKS_MAX)
         # Set at the end: answers that go on for long end with it.
