@@ -24,6 +24,8 @@ log = logging.getLogger("rocketspark.console")
 TICK_S = 1.0
 # Looks at messages with bodies that are under way at once; the others wait.
 LOOKS_MAX = 4
+# Bodies that are decoded by a schema at once, each with a compiler of its own perhaps.
+DECODES_MAX = 2
 
 
 class Console:
@@ -45,7 +47,7 @@ class Console:
         self.tails = 0
         self.downloads, self.forms = Downloads(), Forms()
         # Looks at messages with their bodies, each of which may hold STEP_BYTES_MAX of them.
-        self.looking = asyncio.Semaphore(LOOKS_MAX)
+        self.looking, self.decoding = asyncio.Semaphore(LOOKS_MAX), asyncio.Semaphore(DECODES_MAX)
         # Set at the end: answers that go on for long end with it.
         self.closing = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None

@@ -6,13 +6,12 @@ Rule: only the schema's own text counts; nothing here opens a file or asks a reg
 from __future__ import annotations
 
 import base64
-import json
 from datetime import date, datetime, time
 from typing import Any
 
-from rocketspark.console.content.shown_body import TEXT_CHARACTERS_MAX, View
+from rocketspark.console.content.shown_body import JSON_BYTES_MAX, View, laid_out
 from rocketspark.errors import ConfigError, UsageError
-from rocketspark.model.text import shown, shown_json
+from rocketspark.model.text import shown
 
 KINDS = ("avro", "protobuf")
 SCHEMA_CHARACTERS_MAX = 32_768
@@ -30,6 +29,9 @@ def decoded(body: bytes, kind: str, schema: str, message: str = "") -> View:
     """
     if kind not in KINDS:
         raise UsageError(f"a body is decoded as {' or '.join(KINDS)}, not {shown(kind)}")
+    if len(body) > JSON_BYTES_MAX:
+        # A byte may be a value, which takes a hundred in memory.
+        raise UsageError(f"the body has more than {JSON_BYTES_MAX} bytes: save it, or read it by option decode")
     if not schema.strip() or len(schema) > SCHEMA_CHARACTERS_MAX:
         raise UsageError(f"give the schema, in at most {SCHEMA_CHARACTERS_MAX} characters")
     try:
@@ -53,9 +55,10 @@ def decoded(body: bytes, kind: str, schema: str, message: str = "") -> View:
     if reason is not None:
         raise UsageError(f"the body is not of this schema: {shown(reason)}")
     (value,) = values.to_pylist(maps_as_pydicts="lossy")
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
-    kept = text[:TEXT_CHARACTERS_MAX]
-    return View(kind, shown_json(kept), len(text[len(kept) :].encode()))
+    view = laid_out(value, kind, _plain)
+    if view is None:
+        raise UsageError("what the body holds is too long to be shown: save it, or read it by option decode")
+    return view
 
 
 def _plain(value: Any) -> str:

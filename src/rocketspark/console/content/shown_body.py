@@ -7,7 +7,8 @@ it.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rocketspark.model.text import shown, shown_json
 
@@ -56,19 +57,26 @@ def _text(body: bytes) -> View | None:
 def _json(body: bytes) -> View | None:
     if len(body) > JSON_BYTES_MAX or body.lstrip()[:1] not in (b"{", b"["):
         return None
-    pieces, characters = list[str](), 0
     try:
-        for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(body)):
-            pieces.append(piece)
-            characters += len(piece)
-            if characters > JSON_LAID_OUT_MAX:
-                return None
+        return laid_out(json.loads(body), "JSON")
     except (ValueError, RecursionError):
         return None
+
+
+def laid_out(value: Any, name: str, plain: Callable[[Any], Any] | None = None) -> View | None:
+    """Return a value as JSON over many lines; None if it has too many characters then. `plain`: returns of what JSON
+    has not what stands for it. Raises ValueError, RecursionError.
+    """
+    pieces, characters = list[str](), 0
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False, default=plain).iterencode(value):
+        pieces.append(piece)
+        characters += len(piece)
+        if characters > JSON_LAID_OUT_MAX:
+            return None
     text = "".join(pieces)
     kept = text[:TEXT_CHARACTERS_MAX]
     # Escapes of JSON name halves of characters too, which UTF-8 has not.
-    return View("JSON", shown_json(kept), len(text[len(kept) :].encode("utf-8", "surrogatepass")))
+    return View(name, shown_json(kept), len(text[len(kept) :].encode("utf-8", "surrogatepass")))
 
 
 def _hex(body: bytes) -> View:

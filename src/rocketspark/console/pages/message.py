@@ -47,7 +47,8 @@ async def message(call: Call) -> Response:
             m=found,
             topic=_read_from(found),
             at=asked.place_in(found),
-            views=views(found.body),
+            # A large JSON takes half a second.
+            views=await asyncio.to_thread(views, found.body),
             origin=_is_own(_read_from(found)),
         )
 
@@ -66,10 +67,11 @@ async def decode(call: Call) -> Response:
     """Show a message's body decoded by the schema that somebody gives."""
 
     async def view() -> View:
-        found = await _message(call, call.query("topic"), call.query("at"), "")
-        return await asyncio.to_thread(
-            decoded, found.body, call.query("kind"), call.query("schema"), call.query("message").strip()
-        )
+        async with call.console.decoding:
+            found = await _message(call, call.query("topic"), call.query("at"), "")
+            return await asyncio.to_thread(
+                decoded, found.body, call.query("kind"), call.query("schema"), call.query("message").strip()
+            )
 
     return call.part("message_decoded.html", view=await call.attempt(view()))
 

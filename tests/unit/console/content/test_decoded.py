@@ -9,7 +9,10 @@ import fastavro
 import pytest
 
 from rocketspark.console.content.decoded import decoded
-from rocketspark.errors import RocketSparkError
+from rocketspark.console.content.shown_body import JSON_BYTES_MAX, JSON_LAID_OUT_MAX
+from rocketspark.errors import RocketSparkError, UsageError
+
+pytestmark = pytest.mark.shows("the console decodes bodies by a schema, up to 1 MiB")
 
 AVRO = json.dumps(
     {
@@ -64,3 +67,14 @@ def test_what_cannot_be_decoded_is_one_line(kind: str, schema: str, text: str) -
         decoded(b"\xff", kind, schema)
     assert text in str(refused.value)
     assert len(str(refused.value).splitlines()) <= 2
+
+
+def test_what_becomes_gigabytes_is_not_decoded() -> None:
+    many = json.dumps({"type": "array", "items": "boolean"})
+    count = JSON_LAID_OUT_MAX // len("  false,\n")
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(json.loads(many)), [False] * (count + 1000))
+    with pytest.raises(UsageError, match="too long to be shown"):
+        decoded(body.getvalue(), "avro", many)
+    with pytest.raises(UsageError, match="more than 1048576 bytes"):
+        decoded(b"\0" * (JSON_BYTES_MAX + 1), "avro", many)
