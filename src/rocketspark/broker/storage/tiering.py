@@ -30,9 +30,9 @@ from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.store import Store
 from rocketspark.store.tiered.cold_cache import ColdCache
 from rocketspark.store.tiered.layout import broker_folder
-from rocketspark.store.tiered.owner import TierOwner, TierTaken
+from rocketspark.store.tiered.owner import TierOwner
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import HeldSegments, SegmentStore
+from rocketspark.store.tiered.segments import HeldSegments, SegmentStore, TierTaken
 from rocketspark.store.tiered.tier import Queue, Tier
 from rocketspark.transport.loose_threads import LooseThreads
 
@@ -299,6 +299,8 @@ class Tiering(TierReads):
             try:
                 done, left = await self._upload(tier, topic, queue_id, queue)
             except TierTaken:
+                # Another store may have written since it was opened.
+                self._opened_as = 0
                 raise
             except StoreError as e:
                 failed.append(e)

@@ -37,6 +37,8 @@ _FEW_FILES = 128
 _PATHS_IN_TURN = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+# Of file systems without locks.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 
 
@@ -322,6 +324,25 @@ class OsFiles:
         # Several at a time: a file system puts them on the disk together.
         _each(sync, files)
         _each(sync, (at for at, _, _ in folders))
+
+    def lock(self, path: str) -> int:
+        """Lock a file, which is made if it is not there, against all others that open it; return its descriptor for
+        `unlock`. Raises BlockingIOError while another one has it.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def unlock(self, descriptor: int) -> None:
+        """Let others lock it, also if a child of this process has the descriptor too."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
 
     def sync_directory(self, path: str) -> None:
         """Put the names in a directory on the disk."""

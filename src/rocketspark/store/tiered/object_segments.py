@@ -13,7 +13,7 @@ import re
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -69,6 +69,10 @@ class ObjectSegments:
         """Write as an owner of the tier from now on. `number`: of the owner, higher than those of all before."""
         self._number = max(self._number, number * _UPLOADS)
         self._is_owned = True
+
+    def alone(self, key: str, *, is_first: bool = False) -> AbstractContextManager[bool]:
+        """Nothing: names by owner keep what others write apart."""
+        return nullcontext(False)
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""

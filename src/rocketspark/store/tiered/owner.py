@@ -17,7 +17,7 @@ from rocketspark.errors import StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
-from rocketspark.store.tiered.segments import SegmentStore
+from rocketspark.store.tiered.segments import SegmentStore, TierTaken
 
 _log = logging.getLogger("rocketspark.store")
 # A name that no topic can have.
@@ -27,10 +27,6 @@ MARK_FILE = "tieredStoreOwner.json"
 SIGN_S, LEASE_S = 10.0, 30.0
 # An owner that could not sign for this share of it writes no more, as clocks do not all go at one pace.
 KEPT_SHARE = 0.8
-
-
-class TierTaken(StoreUnwritable):
-    """The tier is another store's now."""
 
 
 class TierOwner:
@@ -70,15 +66,22 @@ class TierOwner:
         if self._is_late(now):
             self._signed_s = None
         table = self._marked()
-        found = self._segments.whole(self._key)
-        if found is None and table.get("place") == self._place:
+        if table.get("place") == self._place and self._segments.whole(self._key) is None:
             raise StoreUnwritable(
                 f"{self._key} is not in {shown(self._place)}, where this broker has written it: is the tier mounted? To"
                 f" begin with an empty tier, stop the broker and remove {self._mark}",
                 retriable=True,
             )
-        name, sign, where = _decoded(found or b"")
         self._id = str(table.get("id") or machine.token_hex(8))
+        with self._segments.alone(self._key, is_first=True):
+            self._take_or_keep(now)
+        if table.get("place") != self._place:
+            text = config_files.sealed({"id": self._id, "place": self._place})
+            config_files.write(self._mark, text, self._files)
+        self._looked_s = now
+
+    def _take_or_keep(self, now: float) -> None:
+        name, sign, where = self._found()
         if name and name != self._name:
             self._wait_for(name, sign, where, now)
             _log.warning("the second tier is taken over from the store %s, which gives no sign of life", shown(where))
@@ -89,22 +92,21 @@ class TierOwner:
                 self._segments.taken(self._sign)
             self._write(self._name)
             # Another one may have found nobody's sign either, and written its own since.
-            written, sign, where = _decoded(self._segments.whole(self._key) or b"")
+            written, sign, where = self._found()
             if written != self._name:
                 self._wait_for(written, sign, where, now)
             self._signed_s = now
-        if table.get("place") != self._place:
-            text = config_files.sealed({"id": self._id, "place": self._place})
-            config_files.write(self._mark, text, self._files)
-        self._looked_s = now
 
-    def keep(self) -> None:
+    def keep(self, is_alone: bool = False) -> None:
         """Do what `hold` does, but take nothing that was not this store's all the time: raises TierTaken then, too.
 
-        A process was halted, say, and another store may have written meanwhile.
+        A process was halted, say, and another store may have written meanwhile. `is_alone`: nobody else can write until
+        the caller has, so the sign is looked at now: this machine's clock may have been halted, too.
         """
         number = self.number
         if self._signed_s is not None and not self._is_late(machine.monotonic()):
+            if is_alone and self._found()[:2] != (self._name, self._sign):
+                self._looked_s = None
             self.hold()
             if self.number == number:
                 return
@@ -124,6 +126,9 @@ class TierOwner:
                 f"{self._key} is not in {shown(self._place)}: no master has written there, or the tier is not mounted",
                 retriable=True,
             )
+
+    def _found(self) -> tuple[str, int, str]:
+        return _decoded(self._segments.whole(self._key) or b"")
 
     @property
     def _name(self) -> str:
@@ -156,8 +161,10 @@ class TierOwner:
         """Let others take the tier at once. Raises StoreFull, StoreUnwritable."""
         if self._signed_s is not None and not self._is_late(machine.monotonic()):
             self._looked_s = self._signed_s = None
-            self._sign += 1
-            self._write("")
+            with self._segments.alone(self._key):
+                if self._found()[:2] == (self._name, self._sign):
+                    self._sign += 1
+                    self._write("")
 
 
 def _decoded(content: bytes) -> tuple[str, int, str]:

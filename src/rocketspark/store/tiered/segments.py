@@ -1,16 +1,31 @@
 """Where segments lie: what the tier asks of a store of files or objects, and the folder.
 
-Rule: `append` returns once the bytes are durable; whatever a failure left behind the end is written over later.
+Rule: `append` returns once the bytes are durable; whatever a failure left behind the end is written over later. A file
+can be cut and written over by who lost the tier, so in a folder it is locked from the look at the owner's sign to the
+end of the write: who stands still in between keeps the next owner waiting.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from rocketspark import machine
 from rocketspark.errors import StoreUnwritable
-from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, remove_file
+from rocketspark.store.files.system_calls import NO_LOCKS, OsFiles, failure, make_folder, remove_file
+
+_log = logging.getLogger("rocketspark.store")
+# In a broker's folder: who has it locked writes there.
+LOCK_FILE = "owner.lock"
+# Who finds it locked tries again so often, so many times: others have it for a moment when they look at who signs.
+_TRY_S, _TRIES = 0.05, 20
+
+
+class TierTaken(StoreUnwritable):
+    """The tier is another store's now."""
 
 
 class SegmentStore(Protocol):
@@ -18,6 +33,12 @@ class SegmentStore(Protocol):
 
     def taken(self, number: int) -> None:
         """Write as an owner of the tier from now on. `number`: of the owner, higher than those of all before."""
+
+    def alone(self, key: str, *, is_first: bool = False) -> AbstractContextManager[bool]:
+        """Keep others from writing to a broker's folder meanwhile; whether that is needed, and can be done. `key`: of
+        anything in the folder; `is_first`: it may have to be made. Raises TierTaken while another one writes,
+        StoreFull, StoreUnwritable.
+        """
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
@@ -53,6 +74,10 @@ class ReadOnlySegments:
         """Never called."""
         raise AssertionError(number)
 
+    def alone(self, key: str, *, is_first: bool = False) -> AbstractContextManager[bool]:
+        """Never called."""
+        raise AssertionError(key)
+
     def append(self, key: str, at: int, content: bytes) -> None:
         """Never called."""
         raise AssertionError(key)
@@ -66,21 +91,25 @@ class ReadOnlySegments:
 
 
 class HeldSegments(ReadOnlySegments):
-    """Segments that are written, and removed, only while they are held. `hold`: raises TierTaken else."""
+    """Segments that are written, and removed, only while they are held. `hold`: raises TierTaken else; it is told
+    whether nobody else can write meanwhile.
+    """
 
-    def __init__(self, segments: SegmentStore, hold: Callable[[], None]) -> None:
+    def __init__(self, segments: SegmentStore, hold: Callable[[bool], None]) -> None:
         super().__init__(segments)
         self._segments, self._hold = segments, hold
 
     def append(self, key: str, at: int, content: bytes) -> None:
         """As SegmentStore.append. Raises TierTaken too."""
-        self._hold()
-        self._segments.append(key, at, content)
+        with self._segments.alone(key) as is_alone:
+            self._hold(is_alone)
+            self._segments.append(key, at, content)
 
     def remove(self, key: str) -> None:
         """As SegmentStore.remove. Raises TierTaken too."""
-        self._hold()
-        self._segments.remove(key)
+        with self._segments.alone(key) as is_alone:
+            self._hold(is_alone)
+            self._segments.remove(key)
 
 
 class FolderSegments:
@@ -92,9 +121,55 @@ class FolderSegments:
         self._made: set[str] = set()
         # By name, how long segments were when they were listed or written last.
         self._known: dict[str, int] = {}
+        self._is_alone = False
+        self._can_lock = True
 
     def taken(self, number: int) -> None:
         """Nothing: what another owner writes shows by the sizes of files."""
+
+    @contextmanager
+    def alone(self, key: str, *, is_first: bool = False) -> Iterator[bool]:
+        """Keep others from writing to a broker's folder meanwhile; False if it cannot be locked. For one thread.
+
+        Raises TierTaken while another one writes, StoreFull, StoreUnwritable.
+        """
+        if self._is_alone:
+            yield True
+            return
+        descriptor = self._locked(key, is_first)
+        self._is_alone = descriptor is not None
+        try:
+            yield self._is_alone
+        finally:
+            self._is_alone = False
+            if descriptor is not None:
+                self._files.unlock(descriptor)
+
+    def _locked(self, key: str, is_first: bool) -> int | None:
+        top = self._top(key)
+        path = f"{top}/{LOCK_FILE}"
+        if is_first:
+            make_folder(self._files, top)
+        else:
+            self._look_for_top(key)
+        for tries in range(_TRIES):
+            try:
+                return self._files.lock(path)
+            except BlockingIOError:
+                if tries + 1 < _TRIES:
+                    machine.sleep(_TRY_S)
+            except OSError as e:
+                if e.errno not in NO_LOCKS:
+                    raise failure(e, "lock", path) from e
+                if self._can_lock:
+                    _log.warning("the second tier: %s cannot be locked (%s)", path, e.strerror)
+                self._can_lock = False
+                return None
+        raise TierTaken(
+            f"{path} is locked: another store is in the midst of a write there; if its broker stands still, let it go"
+            " on, or end it",
+            retriable=True,
+        )
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield name and size of every segment below a prefix. Raises StoreUnwritable."""
@@ -130,7 +205,7 @@ class FolderSegments:
             if found < at:
                 raise StoreUnwritable(f"{path} is shorter than the {at} bytes that were written: check the disk")
             if self._is_of_others(key, found):
-                raise StoreUnwritable(f"{path} has grown: another store has written there since", retriable=True)
+                raise TierTaken(f"{path} has grown: another store has written there since", retriable=True)
             # Cut first: what lies behind is of an upload that was not finished.
             self._files.create(path, at, keep=True)
             self._files.write_at(path, at, content)
@@ -149,9 +224,11 @@ class FolderSegments:
 
     def _look_for_top(self, key: str) -> None:
         """Make no folder where the tier's disk is not mounted: its owner's file brings the broker's folder."""
-        top = f"{self.root}/{'/'.join(key.split('/')[:2])}"
-        if not os.path.isdir(top):
-            raise StoreUnwritable(f"{top} is not there: is the tier mounted?", retriable=True)
+        if not os.path.isdir(self._top(key)):
+            raise StoreUnwritable(f"{self._top(key)} is not there: is the tier mounted?", retriable=True)
+
+    def _top(self, key: str) -> str:
+        return f"{self.root}/{'/'.join(key.split('/')[:2])}"
 
     def read(self, key: str, at: int, count: int) -> bytes:
         """Return up to `count` bytes of a segment; fewer only at its end. Raises StoreUnwritable."""

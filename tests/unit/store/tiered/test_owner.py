@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,8 @@ import pytest
 from rocketspark import machine
 from rocketspark.errors import StoreUnwritable
 from rocketspark.store.files.system_calls import OsFiles
-from rocketspark.store.tiered.owner import LEASE_S, SIGN_S, TierOwner, TierTaken
-from rocketspark.store.tiered.segments import FolderSegments
+from rocketspark.store.tiered.owner import LEASE_S, SIGN_S, TierOwner
+from rocketspark.store.tiered.segments import FolderSegments, HeldSegments, TierTaken
 
 pytestmark = pytest.mark.shows("second tier: of two brokers with one name and one folder only one writes there")
 
@@ -159,6 +162,10 @@ def test_of_two_that_find_nobody_at_once_one_takes_the_tier(tmp_path: Path) -> N
     class Both(FolderSegments):
         looks = 0
 
+        @contextmanager
+        def alone(self, key: str, *, is_first: bool = False) -> Iterator[bool]:
+            yield False  # As an object store, or a file system without locks.
+
         def whole(self, key: str) -> bytes | None:
             self.looks += 1
             found = super().whole(key)
@@ -190,3 +197,68 @@ def test_of_two_that_find_nobody_at_once_one_takes_the_tier(tmp_path: Path) -> N
     owner(tmp_path, held[0]).hold()
     with pytest.raises(TierTaken):
         owner(tmp_path, "two" if held == ["one"] else "one").hold()
+
+
+class Halting(OsFiles):
+    """A disk at which the process stands still once, before its next cut of a file."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def create(self, path: str, size: int, *, keep: bool = False) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        super().create(path, size, keep=keep)
+
+
+@pytest.mark.shows(
+    "second tier: a broker that stands still in the midst of a write to a folder, or whose clock stood still too, cuts"
+    " off nothing that another one wrote meanwhile"
+)
+def test_who_stands_still_in_a_write_keeps_the_next_owner_waiting(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "sleep", lambda seconds: None)
+    key, files = "c/b/t/0/COMMIT_LOG/x", Halting()
+    first, second = owner(tmp_path, "one"), owner(tmp_path, "two")
+    first._segments._files = files  # type: ignore[attr-defined]
+    ours, others = HeldSegments(first._segments, first.keep), HeldSegments(second._segments, second.keep)
+    first.hold()
+    with pytest.raises(TierTaken):
+        second.hold()
+
+    def stand_still() -> None:
+        clock[0] += 2 * LEASE_S
+        with pytest.raises(TierTaken, match="in the midst of a write there"):
+            second.hold()
+
+    files.meanwhile = stand_still
+    ours.append(key, 0, b"one")
+    second.hold()
+    assert dict(others.sizes("c/b/t")) == {key: 3}
+    others.append(key, 3, b"two")
+    # The first one's clock stood still as well, so its own sign seems young to it.
+    clock[0] = 100.0
+    for _ in range(2):
+        with pytest.raises(TierTaken):
+            ours.append(key, 3, b"x")
+        with pytest.raises(TierTaken):
+            ours.remove(key)
+        first.release()
+    assert others.read(key, 0, 99) == b"onetwo"
+    second.keep(True)
+
+
+def test_a_folder_without_locks_is_written_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Unlocked(OsFiles):
+        def lock(self, path: str) -> int:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    one = owner(tmp_path, "one")
+    one._segments._files = Unlocked()  # type: ignore[attr-defined]
+    one.hold()
+    held = HeldSegments(one._segments, one.keep)
+    for at in range(2):
+        held.append("c/b/t/0/COMMIT_LOG/x", at, b"x")
+    assert held.read("c/b/t/0/COMMIT_LOG/x", 0, 9) == b"xx"
+    assert caplog.text.count("cannot be locked") == 1
