@@ -290,6 +290,32 @@ def test_a_part_of_another_export_and_a_file_that_is_there(
             export_topic(given | first | other, tmp_path / name)
 
 
+@pytest.mark.shows("mended: an export in Parquet that was killed as it ended gave that file again at its next run")
+@pytest.mark.parametrize(("kind", "renamed"), [("parquet", False), ("parquet", True), ("csv", True)])
+def test_an_export_that_is_killed_at_its_end(
+    cluster: Cluster, kind: str, renamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, to = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "queueOffset"}, tmp_path / f"f.{kind}"
+    rename = os.replace
+
+    def end(source: Path, target: Path) -> None:
+        if target != to or renamed:
+            rename(source, target)
+        if target == to:
+            raise Ended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", end)
+        with pytest.raises(Ended):
+            export_topic(given, to)
+    assert to.exists() == renamed
+    # What is exported now is one queue's alone, as it would be if the others' messages were removed meanwhile.
+    whole = batch.plan
+    monkeypatch.setattr(batch, "plan", lambda *how: whole(*how)[:1])
+    assert 0 < export_topic(given, to, overwrite=True).rows < COUNT + 10
+    assert [path.name for path in tmp_path.iterdir()] == [f"f.{kind}"]
+
+
 @pytest.mark.shows("mended: an export that an earlier version began, with several NameServers, is refused")
 def test_a_part_that_an_earlier_version_began(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -268,10 +268,13 @@ class _Export:
             whole = self._to.with_name(f"{self._to.name}.part.parquet")
             with named(whole):
                 _to_parquet(self._part, whole)
+            # First: a part that outlasts the rename would be taken for an export that is to go on, and end as this file
+            # again.
+            for left in (self._part, self._beside):
+                left.unlink(missing_ok=True)
         os.replace(whole, self._to)
         sync_folder(self._to)
-        for left in (self._part, self._beside):
-            left.unlink(missing_ok=True)
+        self._beside.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -146,6 +146,25 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
 
 
 @pytest.mark.shows(
+    "mended: `restore` from an archive that was removed and begun anew in its place went on by the progress of the one "
+    "before"
+)
+@pytest.mark.parametrize("table_format", ONE_NOW)
+def test_a_table_in_the_place_of_another_is_told(scene: Scene, table_format: str, tmp_path: Path) -> None:
+    topic, to = f"anew-{table_format}", f"anew-{table_format}-again"
+    where, state = {"place": str(tmp_path / "table")}, {"state": str(tmp_path / "state")}
+    scene.send(topic, 0, 30)
+    scene.ask("archive", table_format, topic, **where)
+    assert scene.ask("restore", table_format, topic, to=to, **state, **where)["rows"] == 30
+    shutil.rmtree(where["place"])
+    assert scene.ask("archive", table_format, topic, **where)["total_rows"] == 30
+    refused = scene.ask("restore", table_format, topic, to=to, **state, **where)["error"]
+    assert "is another archive than the one from which 30 messages were sent" in refused
+    assert scene.ask("restore", table_format, topic, to=to, again=True, **state, **where)["rows"] == 30
+    assert scene.ask("restore", table_format, topic, to=to, **state, **where)["rows"] == 0
+
+
+@pytest.mark.shows(
     "decoded columns in archives that are tables: JSON (given, inferred, the table's), Avro of two versions "
     "by a registry; fields added at any depth, odd names, capitals, a type that changed, bad bodies kept, "
     "`decodeErrorTopic`, a run that ended between new columns and the next rows, columns that another adds "

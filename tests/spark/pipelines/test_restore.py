@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -28,7 +30,7 @@ from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, operations_of
 from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
-from rocketspark.spark.pipelines.parts import restore_tasks
+from rocketspark.spark.pipelines.parts import archive_manifest, restore_tasks
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
 from rocketspark.tables.read.data_loss import DataLost
@@ -700,3 +702,37 @@ def test_a_target_whose_old_messages_are_gone_is_no_obstacle(cluster: Cluster, m
         await sender.close()
 
     asyncio.run(start())
+
+
+@pytest.mark.shows(
+    "mended: `restore` from an archive that was removed and begun anew in its place went on by the progress of the one "
+    "before"
+)
+def test_an_archive_in_the_place_of_another_is_told(
+    spark: SparkSession, cluster: Cluster, topic: str, load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(topic, 30)
+    place, options = tmp_path / "archive", RestoreOptions(state=tmp_path / "state")
+    archive.run(spark, cluster.namesrv, [topic], place)
+    copy = f"{topic}-copy"
+    assert restore.restore(spark, place, cluster.namesrv, to=copy, options=options).rows == 30
+    shutil.rmtree(place)
+    with operations_of(Connection(cluster.namesrv)) as operations:
+        operations.delete_topic(topic)
+        operations.create_topic(topic, queue_count=2)
+    load(topic, 30)
+    archive.run(spark, cluster.namesrv, [topic], place)
+    with pytest.raises(ConfigError, match="is another archive than the one from which 30 messages were sent"):
+        restore.restore(spark, place, cluster.namesrv, to=copy, options=options)
+    again = options._replace(again=True)
+    assert restore.restore(spark, place, cluster.namesrv, to=copy, options=again).rows == 30
+    # An earlier version noted no id: what it began goes on, and is told from others from there on.
+    (path,) = (tmp_path / "state").glob("*.json")
+    noted = msgspec.json.decode(path.read_bytes())
+    assert noted.pop("archive") == archive_manifest.read_manifest(place).id != ""
+    path.write_bytes(msgspec.json.encode(noted))
+    assert restore.restore(spark, place, cluster.namesrv, to=copy, options=options).rows == 0
+    load(topic, 5, first=30)
+    archive.run(spark, cluster.namesrv, [topic], place)
+    assert restore.restore(spark, place, cluster.namesrv, to=copy, options=options).rows == 5
+    assert msgspec.json.decode(path.read_bytes())["archive"] == archive_manifest.read_manifest(place).id

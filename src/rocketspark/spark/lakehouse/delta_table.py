@@ -243,6 +243,11 @@ class DeltaTable(ArchiveTable):
                     self.spark.conf.set(name, value)
         return int(done[0].metrics.partitionsOptimized) if done and done[0].metrics.numFilesRemoved else 0
 
+    def identity(self) -> str:
+        """Return the id that the table got when it was made; "" if it cannot be told. The table must exist."""
+        detail = self._detail()
+        return str(detail.id or "") if detail is not None else ""
+
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""
         detail = self._detail()

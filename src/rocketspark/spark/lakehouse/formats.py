@@ -105,12 +105,22 @@ def open_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
     return DeltaTable(spark, place) if place.format == "delta" else IcebergTable(spark, place)
 
 
-def read_table(spark: SparkSession, place: TablePlace, *, as_it_is: bool = False) -> DataFrame:
-    """Return the rows of an archive that is kept in a table; `as_it_is`: those that it has now, also in later jobs.
-    Raises ConfigError if the table does not exist.
+def read_table(spark: SparkSession, place: TablePlace) -> DataFrame:
+    """Return the rows of an archive that is kept in a table. Raises ConfigError if the table does not exist."""
+    return _whole_table(spark, place).read()
+
+
+def read_version(spark: SparkSession, place: TablePlace) -> tuple[DataFrame, str]:
+    """Return the rows that such a table has now, which are the same in later jobs, and the id that it got when it was
+    made. Raises as `read_table`.
     """
+    table = _whole_table(spark, place)
+    return table.read_version(), table.identity()
+
+
+def _whole_table(spark: SparkSession, place: TablePlace) -> ArchiveTable:
     table = open_table(spark, place)
     if not table.exists():
         raise ConfigError(f"{place} is no archive: there is no {place.format} table")
     table.check()
-    return table.read_version() if as_it_is else table.read()
+    return table

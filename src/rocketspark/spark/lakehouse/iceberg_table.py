@@ -55,6 +55,7 @@ _AWAY = re.compile(r"PSQLException: (Connection to |The connection attempt faile
                    r"|FATAL: (terminating connection|the database system is|sorry, too many clients))")  # fmt: skip
 # What a writer hears whose table others give other columns meanwhile.
 _OTHER_COLUMNS = re.compile("INCOMPATIBLE_DATA_FOR_TABLE|INSERT_COLUMN_ARITY_MISMATCH")
+_UUID = r'"table-uuid"\s*:\s*"([^"]+)"'
 # Files of one hour are merged from two on.
 _MERGE_MIN = 2
 # Causes of an error that are looked at.
@@ -356,6 +357,17 @@ class IcebergTable(ArchiveTable):
         lists = self.spark.sql(f"SELECT {said} FROM {self._name}.manifests WHERE content = 0").collect()
         found = self.spark.sql(f"SELECT count(*) FROM {self._name}.data_files").collect()
         return bool(lists[0][0] in (None, found[0][0]))
+
+    def identity(self) -> str:
+        """Return the id that the table got when it was made; "" if it cannot be told. The table must exist."""
+        from pyspark.sql import functions as F
+
+        with self._asking():
+            entries = f"SELECT file FROM {self._name}.metadata_log_entries ORDER BY timestamp DESC LIMIT 1"
+            file = object_store.literal(self.spark.sql(entries).collect()[0].file)
+            # Spark's SQL shows it nowhere.
+            found = F.regexp_extract("value", _UUID, 1).alias("id")
+            return str(self.spark.read.text(file, wholetext=True).select(found).collect()[0].id)
 
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""

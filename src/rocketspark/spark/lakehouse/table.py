@@ -306,6 +306,10 @@ class ArchiveTable(ABC):
         """Raise an error if files that say which rows the table has are gone or damaged. The table must exist."""
 
     @abstractmethod
+    def identity(self) -> str:
+        """Return the id that the table got when it was made; "" if it cannot be told. The table must exist."""
+
+    @abstractmethod
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""
 

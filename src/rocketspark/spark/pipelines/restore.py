@@ -26,7 +26,7 @@ from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.lakehouse.formats import read_table
+from rocketspark.spark.lakehouse.formats import read_table, read_version
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at
 from rocketspark.spark.pipelines.archive import run_tasks
@@ -147,13 +147,13 @@ def restore(
     files: list[ArchiveFile] = []
     if isinstance(folder, TablePlace):
         topic = _chosen(topic, topics_of(folder, spark), folder)
-        source: ArchiveSource | TableSource = TableSource(
-            _rows_of(read_table(spark, folder, as_it_is=True), topic, since_ms, until_ms)
-        )
+        rows, archive_id = read_version(spark, folder)
+        source: ArchiveSource | TableSource = TableSource(_rows_of(rows, topic, since_ms, until_ms))
         state, place = RESTORES, str(folder)
     else:
         root = folder.absolute()
-        held = read_manifest(root).files
+        manifest = read_manifest(root)
+        held, archive_id = manifest.files, manifest.id
         topic = _chosen(topic, sorted({file.topic for file in held}), root)
         files = [file for file in held if file.topic == topic and _overlaps(file, since_ms, until_ms)]
         if not (root / FILES).is_dir():
@@ -169,6 +169,7 @@ def restore(
     with job:
         if options.state and isinstance(source, ArchiveSource):
             job.check_nameless()
+        job.check_archive(archive_id, folder)
         return job.run(source, archived_spans(source.ranges() if isinstance(source, TableSource) else files))
 
 
@@ -359,6 +360,17 @@ class _Job:
                     f"{found} is of a restore by an earlier version, and does not tell from which archive: rename it to"
                     f" {own.name} if it was from this one, else move it to another folder"
                 )
+
+    def check_archive(self, archive_id: str, archive: Path | TablePlace) -> None:
+        """Note which archive is restored. Raises ConfigError if earlier runs sent rows of another one that was there:
+        the offsets up to which they came say nothing of this one. One whose id is "" is not told apart.
+        """
+        if archive_id and self.state.archive not in ("", archive_id) and self.state.reach:
+            raise ConfigError(
+                f"{archive} is another archive than the one from which {self.state.rows:,} messages were sent,"
+                " which was removed or moved since: bring that one back, or send all of this one with --again"
+            )
+        self.state.archive = archive_id or self.state.archive
 
     def run(
         self, source: ArchiveSource | TopicSource | TableSource, groups: Sequence[Sequence[ArchivedSpan]]

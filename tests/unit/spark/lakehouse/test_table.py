@@ -504,7 +504,8 @@ def test_a_table_that_goes_after_a_failed_append_is_not_begun_anew() -> None:
         def append(self, rows: Any, state: ArchiveState, after: ArchiveState | None = None) -> int:
             raise OSError("no answer")
 
-        exists = read = read_version = compact = check = file_count = _committed = _name = None  # type: ignore[assignment]
+        exists = read = read_version = compact = check = None  # type: ignore[assignment]
+        identity = file_count = _committed = _name = None  # type: ignore[assignment]
 
     target = TableTarget(None, Failing(ArchiveState(4, {"t": {}}), None))  # type: ignore[abstract,arg-type]
     assert target.offsets == {"t": {}}

@@ -95,7 +95,7 @@ class ReplacedFile(msgspec.Struct, frozen=True):
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
     """One state of an archive: its files and offsets. `sequence` counts the commits; `offsets`: the next offset of each
-    queue, as JSON.
+    queue, as JSON. `id` is the archive's own; "" in one that an earlier version began.
     """
 
     version: int = VERSION
@@ -103,6 +103,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     offsets: dict[str, Any] | None = None
     files: list[ArchiveFile] = []
     replaced: list[ReplacedFile] = []
+    id: str = ""
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -177,7 +178,7 @@ class Archive:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = ArchiveManifest()
+        self.manifest = ArchiveManifest(id=uuid.uuid4().hex)
         path = folder / STATE / "manifest.json"
         if path.exists():
             self.manifest = read_manifest(folder)
@@ -237,7 +238,7 @@ class Archive:
         files = [file for file in self.manifest.files if file.path not in gone] + made
         replaced = self.manifest.replaced + [ReplacedFile(path, now_ms + keep_ms) for path in sorted(gone)]
         offsets = offsets if offsets is not None else self.manifest.offsets
-        self._write(ArchiveManifest(VERSION, sequence, offsets, files, replaced))
+        self._write(ArchiveManifest(VERSION, sequence, offsets, files, replaced, self.manifest.id))
         self._show(sorted({file.folder for file in made} | {str(Path(path).parent) for path in gone}))
         return made
 

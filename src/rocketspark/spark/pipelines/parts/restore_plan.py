@@ -40,7 +40,8 @@ class RestoreState(msgspec.Struct):
     `mapping`: the target queue of each source queue. `since`, `until`: the offsets of each source queue between which
     a replay sends. `rows`: how many were sent so far. `refused`: the first rows that may not be written as messages,
     each by its place with the reason. `made`: the numbers of the topic's making that a replay sends; None in a file of
-    an earlier version. `target_made`: those of the target when rows were first sent to it, as `made`.
+    an earlier version. `target_made`: those of the target when rows were first sent to it, as `made`. `archive`: the id
+    of the archive whose rows are sent, "" if it told none.
     """
 
     id: str
@@ -54,6 +55,7 @@ class RestoreState(msgspec.Struct):
     refused: list[tuple[str, str]] = []
     made: list[tuple[tuple[str, str], int]] | None = None
     target_made: list[tuple[tuple[str, str], int]] | None = None
+    archive: str = ""
 
     @property
     def doubtful(self) -> bool:
