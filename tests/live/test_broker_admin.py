@@ -29,6 +29,7 @@ from tests.support.patience import in_time
 from tests.unit.broker.test_settings_table import OURS_ALONE
 from tests.unit.protocol.golden import frames
 
+from rocketspark.errors import ServerError
 from rocketspark.model.conf_lines import parse_properties
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import (
@@ -498,6 +499,30 @@ def test_many_topics_at_once_or_none(tmp_path: Path) -> None:
             assert reply.code == ResponseCode.INVALID_PARAMETER
             assert "TBW102" in (reply.remark or "")
             assert server._topics.get("C") is None
+
+    run(main())
+
+
+WRONG_VALUES = [("message.type", "SOMETIMES"), ("reserve.time", "1h"), ("lite.topic.expiration", "soon")]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_VALUES)
+def test_an_attribute_of_a_topic_is_checked_when_it_changes(tmp_path: Path, name: str, value: str) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            wrong = {"topicName": "A", "attributes": {f"+{name}": value}}
+            several = json.dumps({"topicConfigList": [{"topicName": "B"}, wrong]}).encode()
+            with pytest.raises(ServerError, match=f"{name} '{value}'"):
+                await create(peer, "A", attributes=f"+{name}={value}")
+            with pytest.raises(ServerError, match=f"{name} '{value}'"):
+                await ask(peer, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, several)
+            assert {"A", "B"}.isdisjoint(server._topics.table)
+            # One that is so already, as an earlier version took it, keeps nobody from changing another.
+            server._topics.put(bodies.TopicConfig(topic_name="A", attributes={name: value}))
+            await create(peer, "A", attributes="+other=1")
+            assert server._topics.table["A"].attributes == {name: value, "other": "1"}
+            await create(peer, "A", attributes=f"-{name}")
+            assert server._topics.table["A"].attributes == {"other": "1"}
 
     run(main())
 

@@ -116,6 +116,24 @@ def test_who_has_a_lite_topic_and_says_anew_where_to_begin_is_given_it_from_ther
     link.change("COMPLETE_REMOVE", [], "anew")
 
 
+@pytest.mark.parametrize("is_out", [False, True])
+def test_a_consumer_that_waits_hears_of_an_offset_that_was_set_by_hand(link: Link, is_out: bool) -> None:
+    name = f"set-by-hand-{is_out}"
+    for body in (b"0", b"1"):
+        assert link.send(body, name)["code"] == 0
+    assert link.change("PARTIAL_ADD", [name], name, **FROM_THE_FIRST) == [0, None]
+    popped = link.pop(name)
+    assert [row[1] for row in popped.rows] == [name, name]
+    # Once all are consumed, or while all are out, nothing but the reset brings an event.
+    for number in range(0 if is_out else 2):
+        assert link.ack(popped, number)[0] == 0
+    assert link.pop(name).rows == []
+    asked = {"topic": f"%LMQ%${TOPIC}${name}", "group": GROUP, "queueId": "0", "offset": "0"}
+    assert link.ask(222, asked)[0]["code"] == 0
+    assert [row[1] for row in link.pop(name, pollTime="20000").rows] == [name, name]
+    link.change("COMPLETE_REMOVE", [], name)
+
+
 def test_a_wildcard_group_reads_all_lite_topics_also_new_ones(link: Link) -> None:
     assert link.create("boards", "+message.type=LITE") == 0
     assert link.group("everything", bind_topic="boards", sub_wildcard="true") == 0

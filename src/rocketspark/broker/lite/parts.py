@@ -113,6 +113,12 @@ class LiteTopics:
         }
         yield from self._remove_steps(lambda queue: self._is_expired(queue, minutes))
 
+    def reset(self, queue: str, group: str) -> None:
+        """Have a group's pops of a light queue go on from an offset that was set by hand: what waits is told of it."""
+        if lite_topics.is_lite(queue):
+            self.ordered.forget(queue, group, QUEUE_ID)
+            self.events.free_queue(queue, group, QUEUE_ID)
+
     def delete_parent_steps(self, topic: str) -> Iterator[None]:
         """Remove all lite topics of a topic that is deleted; yields after each few.
 

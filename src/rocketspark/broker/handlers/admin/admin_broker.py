@@ -9,7 +9,7 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.cold_reads import ColdReads
-from rocketspark.broker.handlers.admin.admin_topics import check_new, merged_attributes
+from rocketspark.broker.handlers.admin.admin_topics import check_new, checked_attributes
 from rocketspark.broker.operations.live_settings import LiveSettings
 from rocketspark.broker.operations.runtime_info import runtime_info
 from rocketspark.broker.parts import Messages, StoreReads, Tables
@@ -17,7 +17,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.stats import Window
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
-from rocketspark.broker.topics import batch_topics, check_queue_type
+from rocketspark.broker.topics import batch_topics
 from rocketspark.errors import ConfigError, RocketSparkError, ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.model.conf_lines import parse_request
@@ -298,8 +298,7 @@ class AdminHandler:
             for config in part:
                 known = self._topics.get(config.topic_name)
                 change = ",".join(f"{k if k[:1] in '+-' else '+' + k}={v}" for k, v in config.attributes.items())
-                config.attributes = merged_attributes(known.attributes if known else {}, change)
-                check_queue_type(config.topic_name, known, config.attributes)
+                config.attributes = checked_attributes(config.topic_name, known, change)
         self._topics.make_way(config.topic_name for config in wanted)
         for topic in batch_topics(wanted):
             self._store.make_batch_topic(topic)

@@ -156,8 +156,9 @@ class GroupHandler:
     def _merge_attributes(self, config: GroupConfig) -> None:
         known = self._groups.table.get(config.group_name)
         change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
-        config.attributes = merged_attributes(known.attributes if known else {}, change)
-        lite_attributes.check_group(config.attributes)
+        before = known.attributes if known else {}
+        config.attributes = merged_attributes(before, change)
+        lite_attributes.check_group(dict(config.attributes.items() - before.items()))
 
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207): delete a consumer group, and its offsets if the request asks for it."""
@@ -458,8 +459,13 @@ class GroupHandler:
         self._offsets.reset(h.group, h.topic, queue_id, target)
         # A held pull must hear of it now.
         self._long_polling.mark(h.topic, queue_id)
-        self._pops.reset(h.topic, h.group, queue_id)
+        self._begin_anew(h.topic, h.group, queue_id)
         return target
+
+    def _begin_anew(self, topic: str, group: str, queue_id: int) -> None:
+        """Have pops of a queue go on from the offset that was set, also those that wait."""
+        self._pops.reset(topic, group, queue_id)
+        self._lite.reset(topic, group)
 
     async def _reset_by_clients(self, request: Request[ResetOffsetHeader], config: TopicConfig | None) -> bytes:
         """Make the group's live consumers reset their offsets, as before 5.x (rule: Broker2Client, 5.x).
@@ -526,11 +532,11 @@ class GroupHandler:
             self._offsets.asked(h.target, topic, queue_id)
             self._offsets.drop_reset(h.target, topic, queue_id)
             self._offsets.commit(h.target, topic, queue_id, offset)
-            self._pops.reset(topic, h.target, queue_id)
+            self._begin_anew(topic, h.target, queue_id)
             cloned.setdefault(topic, set()).add(queue_id)
         for topic, queue_ids in cloned.items():
             for queue_id in self._offsets.keep_only(h.target, topic, queue_ids):
-                self._pops.reset(topic, h.target, queue_id)
+                self._begin_anew(topic, h.target, queue_id)
         self._pops.ordered.save()
         await self._offsets.saved()
         return reply(request.opaque)

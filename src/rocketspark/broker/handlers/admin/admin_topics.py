@@ -89,11 +89,7 @@ class TopicHandler:
         h = request.ext
         check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
         known = self._topics.get(h.topic)
-        attributes = merged_attributes(known.attributes if known else {}, h.attributes)
-        check_message_type(attributes)
-        check_reserve_time(attributes)
-        lite_attributes.check_topic(attributes)
-        check_queue_type(h.topic, known, attributes)
+        attributes = checked_attributes(h.topic, known, h.attributes)
         self._topics.make_way([h.topic])
         if attributes.get(QUEUE_TYPE) == BATCH:
             self._store.make_batch_topic(h.topic)
@@ -262,6 +258,19 @@ def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_
             ResponseCode.INVALID_PARAMETER,
             f"topic[{topic}]: filter type {shown(filter_type)!r} is none of {FILTER_TYPES}",
         )
+
+
+def checked_attributes(topic: str, known: TopicConfig | None, change: str | None) -> dict[str, str]:
+    """Return a topic's attributes after a change. Raises ServerError 29 if one of those that change may not be so."""
+    before = known.attributes if known else {}
+    attributes = merged_attributes(before, change)
+    # What was wrong before, as another version took it, keeps nobody from changing something else.
+    changed = dict(attributes.items() - before.items())
+    check_message_type(changed)
+    check_reserve_time(changed)
+    lite_attributes.check_topic(changed)
+    check_queue_type(topic, known, attributes)
+    return attributes
 
 
 def check_message_type(attributes: dict[str, str]) -> None:
