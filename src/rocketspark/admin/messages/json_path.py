@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ _STEP = re.compile(
     r"\.(?P<name>[^.\[\]'\"*\s]+)|\.(?P<all>\*)|\[(?:(?P<number>-?[0-9]+)|(?P<each>\*)|(?P<quote>['\"])(?P<key>.*?)(?P=quote))\]"
 )
 STEPS_MAX = 64
+# Of a document, counted by what parts and opens them: each takes some 70 bytes in memory, and two on the wire.
+VALUES_MAX = 1 << 20
 _EACH = object()
 
 
@@ -40,7 +43,9 @@ class JsonPath:
         yield from found
 
     def values_in(self, body: bytes) -> Iterator[Any]:
-        """Yield what the path leads to in a body; nothing for one that is no JSON."""
+        """Yield what the path leads to in a body; nothing for one that is no JSON, or has over `VALUES_MAX` values."""
+        if len(body) > VALUES_MAX and sum(map(body.count, (b",", b"[", b"{"))) > VALUES_MAX:
+            return
         try:
             document = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -52,12 +57,20 @@ def same_value(found: Any, wanted: str) -> bool:
     """Tell whether a value of JSON is the one that a text names: as JSON, or for a text without its quotes."""
     if found == wanted:
         return True
-    try:
-        value = msgspec.json.decode(wanted.encode("utf-8", "surrogatepass"))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    is_json, value = _read(wanted)
+    if not is_json:
         return False
     # True is 1 in Python.
     return isinstance(found, bool) is isinstance(value, bool) and bool(found == value)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(text: str) -> tuple[bool, Any]:
+    """Return whether a text is JSON, and its value: one text is looked for in many places."""
+    try:
+        return True, msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False, None
 
 
 def _step(found: re.Match[str]) -> Any:

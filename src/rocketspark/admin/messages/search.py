@@ -32,15 +32,18 @@ INDEXED_MAX = 64
 AHEAD_MAX, AHEAD_ALL_MAX, AHEAD_MIN = 256, 4096, 8
 AHEAD_BYTES, AHEAD_BYTES_MIN = 64 << 20, 64 << 10
 AT_ONCE = 16
+# A longer body is looked at beside the loop: JSON of a million values takes a second.
+IN_TURN_BYTES = 256 << 10
 PROGRESS_EVERY = 1000
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Which messages are meant: those that are all of what is not None.
 
-    `key`, `tag`: it has this one; `contains`: the body holds this text; `json_path`: the body is JSON in which this
-    path leads to something (see JsonPath), with `json_value` to this value; `since_ms`, `until_ms`: stored in this
-    time, `until_ms` not included; `ids`: it has one of these, unique ones or offset message ids.
+    `key`, `tag`: it has this one; `contains`: the body holds this text; `json_path`: the body is JSON, of a million
+    values at most, in which this path leads to something (see JsonPath), with `json_value` to this value; `since_ms`,
+    `until_ms`: stored in this time, `until_ms` not included; `ids`: it has one of these, unique ones or offset message
+    ids.
     """
 
     ids: frozenset[str] | None = None
@@ -374,7 +377,7 @@ class _Scan:
                     continue
             message = cursor.take()
             looked_at += 1
-            if self._meant(message):
+            if await self._is_meant(message):
                 self._found.append(message)
                 self._found_bytes += len(message.body)
             if cursor.next_ms is not None:
@@ -389,6 +392,11 @@ class _Scan:
         self._tell(looked_at)
         places = {c.queue: c.position for c in self._cursors}
         return FoundMessages(self._found, looked_at, stopped, places)
+
+    async def _is_meant(self, message: ReceivedMessage) -> bool:
+        if len(message.body) <= IN_TURN_BYTES:
+            return self._meant(message)
+        return await asyncio.to_thread(self._meant, message)
 
     def _bound(self, looked_at: int) -> str:
         """Return the bound that the search has come to, "" for none."""
