@@ -24,6 +24,7 @@ from rocketspark.console.content.forms import SMALL_BYTES_MAX
 from rocketspark.console.pages import messages
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
 from rocketspark.errors import ConfigError, ServerError
+from rocketspark.model.limited_log import LINES_MAX
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows("the console: strangers, pages of others, sessions that ended, names without end")
@@ -313,6 +314,23 @@ def test_a_stranger_sends_small_forms_in_one_piece_alone(cluster: Cluster, caplo
 
     assert [line[:12] for line in asyncio.run(run())] == [b"HTTP/1.1 400", b"HTTP/1.1 400", b""]
     assert "Traceback" not in caplog.text
+
+
+def test_requests_that_are_none_are_a_few_lines_in_the_log(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await running.start()
+        try:
+            for _ in range(3 * LINES_MAX):
+                reader, writer = await asyncio.open_connection(*running.address.split(":"))
+                writer.write(b"no request\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 400")
+                writer.close()
+        finally:
+            await running.close()
+
+    asyncio.run(run())
+    assert 0 < caplog.text.count("Invalid HTTP request") <= LINES_MAX
 
 
 def test_who_reads_no_answers_loses_the_connection(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Collection, Iterable, Iterator
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rocketspark.console.app import make_app
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
+from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.server_bounds import place_of
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import TlsSettings
@@ -28,6 +30,25 @@ CONNECTIONS_OF_HOST_MAX = 100
 REQUEST_S = 10.0
 # How long an answer waits for a client that reads nothing of it.
 UNREAD_S = 60.0
+
+
+class _FewLines(logging.Filter):
+    """Lets what strangers can cause into the log a few times, then as a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log = LimitedLog("rocketspark.console")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.exc_info:
+            return True
+        self._log.warning(str(record.msg), *(record.args if isinstance(record.args, tuple) else ()))
+        return False
+
+
+# What uvicorn says of connections.
+_http = logging.getLogger("uvicorn.error.console")
+_http.addFilter(_FewLines())
 
 
 class _Requests(h11.Connection):
@@ -54,7 +75,7 @@ class _Connection(H11Protocol):
     _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.conn = _Requests(h11.SERVER)
+        self.conn, self.logger = _Requests(h11.SERVER), _http
         super().connection_made(transport)
         # Told of what waits for the client however little it is: so what a closed connection waits for is known too.
         # With 0 TLS would be told that an empty buffer is full.
