@@ -26,6 +26,8 @@ SERVING, SERVICE_UNKNOWN = 1, 3
 # Health may be watched by so many at a time, and what is served be asked for; the latter for so long.
 WATCHING_MAX, REFLECTING_MAX = 1000, 100
 REFLECTING_S = 60.0
+# Between two answers, of all who ask: each has 30 KB, and whoever asks need be nobody.
+APART_S = 0.01
 # A question holds a name; its sender reads it in the answer.
 QUESTION_BYTES_MAX = 4096
 _NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
@@ -110,6 +112,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._handlers[f"/{name}/ServerReflectionInfo"] = handler
         self._watching = Shares(WATCHING_MAX, "as many watch as may")
         self._reflecting = Shares(REFLECTING_MAX, "as many ask as may")
+        self._turn = asyncio.Lock()
         self._services = (messages.SERVICE, HEALTH, *REFLECTIONS)
 
     def service(self, handler_call_details: Any) -> Any:
@@ -157,6 +160,8 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _answers(self, requests: Any) -> AsyncIterator[Any]:
         async for ask in requests:
+            async with self._turn:
+                await asyncio.sleep(APART_S)
             answer = _class("Tell")(valid_host=ask.host, original_request=ask)
             kind = ask.WhichOneof("question")
             if kind == "list_services":

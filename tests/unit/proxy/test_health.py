@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +13,7 @@ from tests.unit.proxy.conftest import RawClient, RunningProxy
 from tests.unit.proxy.consuming.test_consuming import wait_until
 
 from rocketspark.proxy import health
+from rocketspark.proxy.service import Service
 from rocketspark.proxy.wire import messages
 
 pytestmark = pytest.mark.shows("health, reflection v1 and v1alpha", "unfinished gRPC messages, reflection")
@@ -92,6 +95,34 @@ def test_so_many_ask_at_a_time_and_for_so_long(
         assert next(ask(questions(), timeout=30))
     finally:
         end.set()
+
+
+def test_all_who_ask_are_answered_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """75 that ask at once held all calls up for two seconds."""
+    tools, sleep = health.Tools(Service()), asyncio.sleep
+    inside = [0]
+    spans: list[float] = []
+
+    async def pause(span_s: float) -> None:
+        spans.append(span_s)
+        inside.append(inside[-1] + 1)
+        await sleep(0)
+        inside.append(inside[-1] - 1)
+
+    async def questions() -> AsyncIterator[Any]:
+        for _ in range(3):
+            yield health._question("Ask")(text(7, "*"))
+
+    async def one() -> int:
+        return len([answer async for answer in tools._answers(questions())])
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(one() for _ in range(5)))
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    assert asyncio.run(main()) == [3] * 5
+    assert spans == [health.APART_S] * 15
+    assert max(inside) == 1
 
 
 def test_who_watches_leaves_places_to_other_hosts(
