@@ -381,7 +381,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
 
         Without `check_crc` also records whose body is damaged.
         """
-        while position < self.log.written:
+        # The oldest files may go meanwhile.
+        while (position := max(position, self.log.min_position)) < self.log.written:
             found = self.log.record_at(position)
             if found is None:
                 # The file's end, or a damaged record.

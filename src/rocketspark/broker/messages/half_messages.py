@@ -122,6 +122,8 @@ class HalfMessages:
         low, high = self._store.stored_range(topic, 0)
         at = max(low, self._offsets.get(GROUP, topic, 0) or 0)
         while at < high:
+            # Whoever goes through them may let others have a turn, who remove old files.
+            at = max(at, self._store.stored_range(topic, 0)[0])
             units = self._store.queue_units(topic, 0, at, min(READ_COUNT, high - at))
             for queue_offset, (position, size, _) in enumerate(units, at):
                 if size != GAP_SIZE and position >= self._store.min_position:

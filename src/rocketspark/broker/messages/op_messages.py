@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Generator
 
 import numpy as np
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.half_messages import HalfMessages
+from rocketspark.broker.messages.half_messages import READ_COUNT, HalfMessages
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RecordError
@@ -45,11 +46,15 @@ class OpMessages:
         self._marks = []
         self._written.clear()
 
-    def read(self) -> tuple[set[int], bool]:
-        """Return the offsets of half messages that ended, and whether all op messages could be read."""
+    def read(self) -> Generator[None, None, tuple[set[int], bool]]:
+        """Return the offsets of half messages that ended, and whether all op messages could be read; it yields where
+        others may have a turn.
+        """
         ended: set[int] = set()
         all_read = True
-        for op_offset, position in self._half_messages.units(topic_names.OP_HALF_TOPIC):
+        for number, (op_offset, position) in enumerate(self._half_messages.units(topic_names.OP_HALF_TOPIC), 1):
+            if number % READ_COUNT == 0:
+                yield
             try:
                 body = self._half_messages.record(topic_names.OP_HALF_TOPIC, op_offset, position).body
             except RecordError as e:

@@ -5,11 +5,12 @@ not, so a commit is neither lost nor applied twice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.half_messages import (
     KIND,
+    READ_COUNT,
     HalfMessage,
     HalfMessages,
     TransactionKey,
@@ -21,12 +22,15 @@ from rocketspark.broker.messages.op_messages import OpMessages
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.message import properties
+from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.properties import pairs_of
 from rocketspark.protocol.message.record import Record
 from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
+
+# Records of the log that are looked at in one turn of the loop: some ms.
+LOOKS_IN_TURN = 2048
 
 
 class TransactionRecovery:
@@ -49,10 +53,16 @@ class TransactionRecovery:
         # Topic and queue (as text) that the open ones are for, each with where the last of them is.
         self._recovered: dict[tuple[str, str], int] = {}
 
-    def find_open(self) -> dict[TransactionKey, HalfMessage]:
-        """Return the half messages that are open now, and write op messages for those that ended without one."""
-        ended, all_read = self._op_messages.read()
-        for queue_offset, position in self._half_messages.units(topic_names.HALF_TOPIC):
+    def find_open(self) -> Generator[None, None, dict[TransactionKey, HalfMessage]]:
+        """Return the half messages that are open now, and write op messages for those that ended without one.
+
+        It yields where others may have a turn; the log's oldest files may go then.
+        """
+        ended, all_read = yield from self._op_messages.read()
+        units = self._half_messages.units(topic_names.HALF_TOPIC)
+        for number, (queue_offset, position) in enumerate(units, 1):
+            if number % READ_COUNT == 0:
+                yield
             if queue_offset in ended:
                 continue
             try:
@@ -75,9 +85,9 @@ class TransactionRecovery:
             found.aside = quarantine_name(position) in self._quarantine
             self._recovered[key.topic, pairs.get(properties.REAL_QUEUE_ID, "")] = position
         if self._open:
-            self._find_unmarked_commits()
+            yield from self._find_unmarked_commits()
         if not all_read:
-            self._drop_committed()
+            yield from self._drop_committed()
         self._op_messages.write()
         if self._open:
             log.info("%d half messages are open", len(self._open))
@@ -98,7 +108,7 @@ class TransactionRecovery:
                 found.setdefault(topic, set()).add(target[1])
         return found
 
-    def _find_unmarked_commits(self) -> None:
+    def _find_unmarked_commits(self) -> Iterator[None]:
         """Find the half messages that were committed but not marked before a kill, in the log.
 
         Open half messages are stored anew at each check, so the oldest is seldom older than that: the log since then is
@@ -106,7 +116,18 @@ class TransactionRecovery:
         """
         by_position = {h.position: key for key, h in self._open.items()}
         begin = max(min(by_position), self._store.min_position)
-        for stored in self._store.iterate(begin, is_commit, check_crc=False):
+        looked_at = 0
+
+        def is_wanted(stored: memoryview) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return looked_at % LOOKS_IN_TURN == 0 or is_commit(stored)
+
+        for stored in self._store.iterate(begin, is_wanted, check_crc=False):
+            if looked_at % LOOKS_IN_TURN == 0:
+                yield
+                if stored.sys_flag & sysflags.TRANSACTION_MASK != sysflags.TRANSACTION_COMMIT:
+                    continue
             key = by_position.get(stored.prepared_position)
             if key is None or key not in self._open:
                 continue
@@ -114,9 +135,12 @@ class TransactionRecovery:
             if stored.prepared_position or _is_commit_of(key, stored):
                 self._op_messages.add(self._open.pop(key).queue_offset)
 
-    def _drop_committed(self) -> None:
+    def _drop_committed(self) -> Iterator[None]:
         """Drop older copies that seem open because a mark or the newest copy cannot be read, if there was a commit."""
         for key, half in list(self._open.items()):
+            yield
+            if half.position < self._store.min_position:
+                continue
             stored = self._half_messages.record(topic_names.HALF_TOPIC, half.queue_offset, half.position)
             pairs = properties.decode(stored.properties.decode("utf-8", "replace"))
             if self._half_messages.was_committed(TransactionKey.of(pairs, key.unique_id)):

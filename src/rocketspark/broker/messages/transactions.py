@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -64,7 +64,6 @@ _BYTES_PER_LOOK = 4096
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
-
 # Kept of those that came alone, each with its topic; with so many all are looked up.
 ALONE_MAX = 10_000
 
@@ -130,10 +129,14 @@ class Transactions:
 
     def start(self) -> None:
         """Find the open half messages, and check them from time to time. May be called again after `stop`."""
+        deque(self.start_in_turns(), 0)
+
+    def start_in_turns(self) -> Iterator[None]:
+        """Do what `start` does; it yields where others may have a turn, who neither store nor end half messages."""
         self.batched.runs.clear()
         self._noted = None
         self._op_messages.begin_anew()
-        self._recover()
+        yield from self._recovered()
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._check_all)
 
     def stop(self) -> None:
@@ -157,9 +160,12 @@ class Transactions:
         self._commit_progress()
 
     def _recover(self) -> None:
+        deque(self._recovered(), 0)
+
+    def _recovered(self) -> Iterator[None]:
         places = self._store, self._half_messages, self._op_messages, self._quarantine
         self._recovery = TransactionRecovery(*places, self._put_message.has_left)
-        self._open = self._recovery.find_open()
+        self._open = yield from self._recovery.find_open()
 
     def recovered_queues(self) -> dict[str, set[int]]:
         """Return, by topic, the queues of the transactions that were still open when the broker started."""

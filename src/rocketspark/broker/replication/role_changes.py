@@ -381,8 +381,9 @@ class Replication(RoleDriver):
         if before is not Role.MASTER:
             self.listener.end_connections()
             self._start_end = self._store.written_position
-            # If it fails the role and its epoch stay: the next look at the controller tries again.
-            self._services.start()
+            # If it fails the role and its epoch stay: the next look at the controller tries again. Till then it refuses
+            # what is sent.
+            await self._services.begin()
         self.role.epoch, self.role.master_address = epoch, None
         s.broker_id, s.broker_role = MASTER_ID, "SYNC_MASTER"
         self.role.kind = Role.MASTER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +19,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.messages import op_messages, transactions
+from rocketspark.broker.messages import op_messages, transaction_recovery, transactions
 from rocketspark.broker.messages.half_messages import CheckLimits, HalfMessage
 from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
@@ -493,5 +493,38 @@ def test_one_without_a_unique_id_is_told_by_its_place(tmp_path: Path, told_by: s
         assert rig.transactions.open_count == 0
         assert rig.delivered() == Counter({"b": 1} | ({"a": 1} if ends == COMMIT else {}))
         rig.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.shows("open half messages are found in turns by a new master, while old files of its log are removed")
+def test_open_half_messages_are_found_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("READ_COUNT", "LOOKS_IN_TURN"):
+        monkeypatch.setattr(transaction_recovery, name, 4)
+
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        halves = [rig.prepare(f"k{number}", b"x" * 9000) for number in range(60)]
+        for number in (33, 50):
+            rig.end(halves[number], COMMIT)
+        rig.transactions._op_messages.begin_anew()  # As after a kill before they were written.
+        rig.transactions._recover()
+        found = rig.open
+        assert len(found) == 58
+        rig.transactions._op_messages.begin_anew()
+        assert sum(1 for _ in rig.transactions.start_in_turns()) > 20
+        assert rig.open == found
+        rig.transactions.abandon()
+        turns = rig.transactions.start_in_turns()
+        for _ in zip(range(3), turns, strict=False):
+            pass
+        rig.store.flush_log()
+        for remove in rig.store.expire_steps(now_ms() + 10_000, 1, forced=True):
+            if remove is not None:
+                remove()
+        assert rig.store.min_position > halves[20].position
+        deque(turns, 0)
+        rig.transactions.abandon()
+        assert {f"k{number}" for number in range(34, 60)} - {"k50"} <= set(rig.open) <= set(found)
 
     asyncio.run(main())
