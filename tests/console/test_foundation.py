@@ -186,25 +186,45 @@ def test_a_console_ends_while_pages_are_kept_up_to_date(cluster: Cluster) -> Non
 # -- pace --------------------------------------------------------------------------------------------------------------
 
 
-def test_no_broker_is_asked_more_often_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    async def run() -> int:
-        pace = Pace(10)
-        for _ in range(25):
+def test_no_broker_is_asked_more_often_than_that() -> None:
+    async def run() -> tuple[list[float], int]:
+        pace, left_s = Pace(50), list[float]()
+        for _ in range(75):
             await pace.turn("a:1")
+            left_s.append(machine.monotonic())
         for _ in range(10):
             await pace.turn("b:1")
-        return pace.sent
+        return left_s, pace.sent
 
-    monkeypatch.setattr(machine, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    assert asyncio.run(run()) == 35
-    # The first ten of each broker leave at once.
-    assert waited == pytest.approx([1.05] * 10 + [2.1] * 5)
+    left_s, sent = asyncio.run(run())
+    assert sent == 85
+    assert all(later - earlier >= 1.0 for earlier, later in zip(left_s, left_s[50:], strict=False))
+
+
+def test_a_user_who_asks_for_much_keeps_nobody_from_the_brokers() -> None:
+    async def run() -> tuple[int, list[str]]:
+        pace, left = Pace(40), list[str]()
+
+        async def ask(who: str) -> None:
+            await pace.turn("a:1", who)
+            left.append(who)
+
+        greedy = [asyncio.ensure_future(ask("greedy")) for _ in range(1000)]
+        await asyncio.sleep(0)
+        refused = sum(one.done() and isinstance(one.exception(), TooBusy) for one in greedy)
+        # One that is given up keeps no place.
+        gone = asyncio.ensure_future(ask("gone"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(*(ask("other") for _ in range(3)))
+        for one in greedy:
+            one.cancel()
+        return refused, left
+
+    refused, left = asyncio.run(run())
+    assert refused > 600
+    first = left.index("other")
+    assert left[first : first + 5] == ["other", "greedy", "other", "greedy", "other"]
 
 
 def test_who_would_wait_too_long_is_told() -> None:

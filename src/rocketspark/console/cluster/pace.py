@@ -5,7 +5,7 @@ requests, whoever looks at pages; a broker that is silent keeps a page waiting o
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any, cast
 
 from rocketspark import machine
@@ -31,6 +31,58 @@ class TooBusy(RocketSparkError):
     retriable = True
 
 
+class _Line:
+    """Who waits for a turn at one broker: of each user one in turn, so that nobody keeps the others from it."""
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        # When the last requests left, in seconds.
+        self._times: deque[float] = deque(maxlen=per_second)
+        # By user, the one whose turn is next in front.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _free_s(self) -> float:
+        """Return in how many seconds a request may leave."""
+        if len(self._times) < self._per_second:
+            return 0.0
+        return max(0.0, self._times[0] + _SECOND - machine.monotonic())
+
+    def wait_s(self, who: str) -> float:
+        """Return for how long a user's next request would wait, if nobody else comes; 0: it may leave now."""
+        own = len(self._waiting.get(who, ()))
+        ahead = sum(min(len(line), own + 1) for name, line in self._waiting.items() if name != who) + own
+        return self._free_s() + _SECOND * ahead / self._per_second
+
+    async def turn(self, who: str) -> None:
+        """Wait until a user's request may leave."""
+        if not self._waiting and not self._free_s():
+            self._times.append(machine.monotonic())
+            return
+        came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(came)
+        if self._timer is None:
+            self._later()
+        await came
+
+    def _later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._free_s(), self._next)
+
+    def _next(self) -> None:
+        self._timer = None
+        while self._waiting and not self._free_s():
+            who, line = self._waiting.popitem(last=False)
+            came = line.popleft()
+            if line:
+                self._waiting[who] = line
+            # One that is done was given up.
+            if not came.done():
+                self._times.append(machine.monotonic())
+                came.set_result(None)
+        if self._waiting:
+            self._later()
+
+
 class Pace:
     """When requests to each broker may leave: at most `per_second` in any second."""
 
@@ -38,23 +90,18 @@ class Pace:
         self.per_second = per_second
         self.sent = 0
         self.silence = Silence()
-        # Of each broker, when the last requests left or are to leave, in seconds.
-        self._times: dict[str, deque[float]] = {}
+        self._lines: dict[str, _Line] = {}
 
-    async def turn(self, address: str) -> None:
-        """Wait until a request to the broker may leave. Raises TooBusy."""
-        times = self._times.setdefault(address, deque(maxlen=self.per_second))
-        now = machine.monotonic()
-        at = max(now, times[0] + _SECOND) if len(times) == self.per_second else now
-        if at - now > WAIT_S_MAX:
+    async def turn(self, address: str, who: str = "") -> None:
+        """Wait until a user's request to the broker may leave. Raises TooBusy if that takes too long."""
+        line = self._lines.setdefault(address, _Line(self.per_second))
+        if line.wait_s(who) > WAIT_S_MAX:
             raise TooBusy(
                 f"the console asks a broker {self.per_second} times a second at most, and so much is asked of {address}"
                 " now: try again in some seconds"
             )
-        times.append(at)
         self.sent += 1
-        if at > now:
-            await asyncio.sleep(at - now)
+        await line.turn(who)
 
 
 class Silence:
@@ -99,14 +146,14 @@ class PacedPeer:
     own.
     """
 
-    def __init__(self, peer: Peer, address: str, pace: Pace) -> None:
-        self._peer, self._address, self._pace = peer, address, pace
+    def __init__(self, peer: Peer, address: str, pace: Pace, who: str) -> None:
+        self._peer, self._address, self._pace, self._who = peer, address, pace, who
 
     async def request(self, code: int, *args: Any, **kwargs: Any) -> Any:
         """Ask as `Peer.request` does, once it is this request's turn. Raises NotSent if the broker is silent."""
         silence = self._pace.silence
         silence.check(self._address)
-        await self._pace.turn(self._address)
+        await self._pace.turn(self._address, self._who)
         if code in READS:
             kwargs["timeout_ms"] = min(kwargs.get("timeout_ms", READ_MS_MAX), READ_MS_MAX)
         asked_s = machine.monotonic()
@@ -127,7 +174,7 @@ class PacedAdmin(AsyncAdmin):
 
     def __init__(self, namesrv: str, pace: Pace, **options: Any) -> None:
         super().__init__(namesrv, **options)
-        self._pace = pace
+        self._pace, self._who = pace, str(options.get("access_key") or "")
 
     async def _broker(self, address: str) -> Peer:
-        return cast(Peer, PacedPeer(await super()._broker(address), address, self._pace))
+        return cast(Peer, PacedPeer(await super()._broker(address), address, self._pace, self._who))
