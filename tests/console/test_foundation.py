@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from tests.console.support import ORIGIN, log_in, opened, posted, token_of
 from rocketspark import console, machine
 from rocketspark.access import audit
 from rocketspark.admin import Admin
-from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, sessions, state
+from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, server, sessions, state
 from rocketspark.console.cluster.pace import Pace, TooBusy
 from rocketspark.console.guard import HEADERS, host_name
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
@@ -281,6 +283,43 @@ def test_where_the_cluster_asks_for_keys_a_user_logs_in(locked: Cluster) -> None
         assert (page.status_code, "reader" in page.text, "reader-secret" in page.text) == (200, True, False)
         assert posted(client, "/logout").headers["location"] == "/login"
         assert client.get("/topics").status_code == 303
+
+
+def test_handshakes_that_are_never_done_are_bounded(locked: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_OF_HOST_MAX", 3)
+    cert = Path(locked.client_options["tls_ca"])
+    settings = ConsoleSettings(
+        namesrv=locked.namesrv,
+        port=0,
+        sample_interval_s=60,
+        tls_cert=str(cert),
+        tls_key=str(cert.with_name("key.pem")),
+        options=locked.client_options,
+    )
+
+    async def run() -> bytes:
+        running = server.ConsoleServer(settings)
+        await running.start()
+        address = running.address.split(":")
+        silent = [await asyncio.open_connection(*address) for _ in range(6)]
+        try:
+            # The oldest three gave way.
+            for reader, _ in silent[:3]:
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 30) == b""
+            assert not any(reader.at_eof() for reader, _ in silent[3:])
+            trusts = ssl.create_default_context(cafile=cert)
+            reader, writer = await asyncio.open_connection(*address, ssl=trusts)
+            writer.write(f"GET /login HTTP/1.1\r\nHost: {address[0]}\r\nConnection: close\r\n\r\n".encode())
+            found = await reader.read()
+            writer.close()
+            return found[:12]
+        finally:
+            for _, writer in silent:
+                writer.close()
+            await running.close()
+
+    assert asyncio.run(run()) == b"HTTP/1.1 200"
 
 
 def test_the_users_rules_decide(locked: Cluster) -> None:

@@ -8,6 +8,7 @@ import errno
 import logging
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -63,6 +64,39 @@ class _Requests(h11.Connection):
         return event
 
 
+class _Listening(socket.socket):
+    """A socket that listens, and counts the connections that are not there for uvicorn yet: those whose handshake of
+    TLS is not done. Beyond their bounds the oldest of the same address ends, or of all; `proxies` have no bound of
+    their own.
+    """
+
+    def __init__(self, family: int, proxies: Collection[str]) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._proxies = proxies
+        # By descriptor, the oldest first.
+        self._half: OrderedDict[int, tuple[socket.socket, str]] = OrderedDict()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, as asyncio does."""
+        link, address = super().accept()
+        self._half = OrderedDict((n, each) for n, each in self._half.items() if each[0].fileno() == n)
+        place = place_of(address[0])
+        of_host = [n for n, (_, host) in self._half.items() if host == place and address[0] not in self._proxies]
+        for ends in (of_host[: -CONNECTIONS_OF_HOST_MAX + 1], list(self._half)[: -CONNECTIONS_MAX + 1]):
+            for number in ends:
+                self.shaken(number, end=True)
+        self._half[link.fileno()] = link, place
+        return link, address
+
+    def shaken(self, number: int, *, end: bool = False) -> None:
+        """Count a connection no more, by its descriptor: its handshake is done. `end`: it makes room for another."""
+        link, _ = self._half.pop(number, (None, ""))
+        if link is not None and end:
+            # Its transport closes it.
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+
 class _Connection(H11Protocol):
     """A connection of HTTP that is closed if no request comes of it, if its client does not read, or if its address has
     too many. `place`: what counts as its address.
@@ -70,6 +104,7 @@ class _Connection(H11Protocol):
 
     place = ""
     proxies: Collection[str] = ()
+    listening: _Listening
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -77,6 +112,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn, self.logger = _Requests(h11.SERVER), _http
         super().connection_made(transport)
+        self.listening.shaken(transport.get_extra_info("socket").fileno())
         # Told of what waits for the client however little it is: so what a closed connection waits for is known too.
         # With 0 TLS would be told that an empty buffer is full.
         transport.set_write_buffer_limits(1)
@@ -185,12 +221,13 @@ class ConsoleServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had, or a certificate cannot be read."""
-        listening = _listen(self._settings.host, self._settings.port)
+        proxies = frozenset(self._settings.trusted_proxies)
+        listening = _listen(self._settings.host, self._settings.port, proxies)
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         self.address = f"{host}:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._app,
-            http=type("Connection", (_Connection,), {"proxies": frozenset(self._settings.trusted_proxies)}),
+            http=type("Connection", (_Connection,), {"proxies": proxies, "listening": listening}),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -240,9 +277,8 @@ class ConsoleServer:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+def _listen(host: str, port: int, proxies: Collection[str]) -> _Listening:
+    listening = _Listening(socket.AF_INET6 if ":" in host else socket.AF_INET, proxies)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
