@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rocketspark.errors import UsageError
+from rocketspark.model.text import shown
 
 FIELDS_MAX = 2000
 # What a form may have that comes before a login, and what each has without counting.
 SMALL_BYTES_MAX = 64 << 10
+# All others are names, numbers and lists, which are looked at piece by piece.
+LONG_FIELDS = frozenset(("body", "json"))
 _no_escape = re.compile(rb"%(?![0-9A-Fa-f]{2})").search
 # Of all larger ones that are on their way.
 BYTES_MAX = 64 << 20
@@ -56,9 +59,13 @@ def fields_of(body: bytes) -> dict[str, str]:
         raise UsageError("a form with a % that begins no escape")
     pairs = (piece.partition(b"=") for piece in body.split(b"&") if piece)
     try:
-        return {_text(name): _text(value) for name, _, value in pairs}
+        fields = {_text(name): _text(value) for name, _, value in pairs}
     except UnicodeDecodeError:
         raise UsageError("a form that is no UTF-8") from None
+    for name, value in fields.items():
+        if len(name) + len(value) > SMALL_BYTES_MAX and name not in LONG_FIELDS:
+            raise UsageError(f"field {shown(name)} has more than {SMALL_BYTES_MAX} characters")
+    return fields
 
 
 def _text(written: bytes) -> str:

@@ -46,6 +46,14 @@ def test_what_is_no_form_is_refused(written: bytes, why: str) -> None:
         fields_of(written)
 
 
+def test_a_body_alone_is_long() -> None:
+    long = "x" * (SMALL_BYTES_MAX + 1)
+    assert fields_of(f"body={long}&json={long}".encode()) == {"body": long, "json": long}
+    for written in (f"properties={long}", f"{long}=1"):
+        with pytest.raises(UsageError, match="more than 65536 characters"):
+            fields_of(written.encode())
+
+
 async def pieces(*given: int) -> AsyncIterator[bytes]:
     for size in given:
         yield b"x" * size
