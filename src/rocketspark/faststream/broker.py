@@ -99,7 +99,8 @@ class RocketBroker(RocketRegistrator, BrokerUsecase[Any, AsyncProducer, RocketBr
             specification_url = [specification_url]
         elif specification_url is None:
             addresses = namesrv or os.environ.get("ROCKETMQ_NAMESRV_ADDR") or os.environ.get("NAMESRV_ADDR")
-            specification_url = (addresses or "127.0.0.1:9876").split(";")
+            listed = (addresses or "127.0.0.1:9876").replace(",", ";").split(";")
+            specification_url = [address.strip() for address in listed if address.strip()]
         secure = bool(client_options.get("use_tls"))
         super().__init__(
             routers=routers,
