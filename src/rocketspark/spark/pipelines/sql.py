@@ -297,12 +297,21 @@ def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]
     return over(where.spark_options(), own)
 
 
+def _streams(plan: SqlPlan) -> list[SqlSource]:
+    return [source for source in plan.sources if source.stream and source.format == ROCKETMQ]
+
+
+def servers_of(plan: SqlPlan, where: Connection) -> dict[str, str]:
+    """Return the NameServers that each stream of a plan is read from, by its name."""
+    given = {source.name: options_with(source, where) for source in _streams(plan)}
+    return {name: v for name, options in given.items() for option, v in options.items() if option.lower() == "namesrv"}
+
+
 def _end(plan: SqlPlan, where: Connection) -> dict[str, Any]:
     """Return where the topics of all streams of a plan end now."""
     ends: dict[str, Any] = {}
-    for source in plan.sources:
-        if source.stream and source.format == ROCKETMQ:
-            ends |= end_of_topics(options_with(source, where))
+    for source in _streams(plan):
+        ends |= end_of_topics(options_with(source, where))
     return ends
 
 

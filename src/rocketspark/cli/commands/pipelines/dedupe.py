@@ -29,11 +29,13 @@ def dedupe(
 
     with wrong_usage():
         pipeline.check(source, target, options)
-    from rocketspark.spark.pipelines.parts.streaming import default_folder
+    from rocketspark.spark.pipelines.parts.streaming import check_servers, default_folder
 
+    place = checkpoint or default_folder(f"dedupe-{source}-{target}") + ".checkpoint"
+    if not checkpoint:
+        check_servers(place, {source: where.namesrv})
     # Keys may be many: they are not to fill the JVM's heap.
     conf = (f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}",)
     with shared.start("dedupe", conf=conf, writes=(checkpoint,)) as (spark, progress):
-        place = checkpoint or default_folder(f"dedupe-{source}-{target}") + ".checkpoint"
         result = pipeline.run(spark, where, source, target, options, checkpoint=place, progress=progress)
         shared.finish(result, progress, ends=options.interval_s is None)

@@ -35,11 +35,14 @@ def sql(
     from rocketspark.spark.pipelines import sql as pipeline
     from rocketspark.spark.pipelines.connection import pairs
     from rocketspark.spark.pipelines.parts.sql_file import read_plan
+    from rocketspark.spark.pipelines.parts.streaming import check_servers
 
     with wrong_usage():
         variables = pairs(variable, "--var")
     plan = read_plan(file, variables)
     place = checkpoint or f"{file}.checkpoints"
+    if not checkpoint and not dry_run:
+        check_servers(place, pipeline.servers_of(plan, where))
     reads = tuple(source.path for source in plan.sources if source.path)
     writes = () if dry_run else (place, *(sink.path for sink in plan.sinks if sink.path))
     with shared.start("sql", reads=reads, writes=writes) as (spark, progress):

@@ -10,16 +10,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rocketspark.errors import ConfigError
+from rocketspark.model import typed_json
+from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import literal
+from rocketspark.spark.pipelines.parts.archive_manifest import replace_file
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
 from rocketspark.tables.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
+from rocketspark.transport.connections import in_one_form
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+# In the place of streams: which NameServers they were read from.
+SERVERS = ".servers.json"
 # A broker may be away, or a queue deleted: after so many runs in a row that came no nearer to the end, it is given up.
 RUNS_IN_VAIN_MAX = 3
 
@@ -131,6 +140,30 @@ def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
         return reader.end_now()
     finally:
         reader.stop()
+
+
+def check_servers(place: str, sources: Mapping[str, str]) -> None:
+    """Note in a folder, the place that a command gives its streams by itself, of which cluster each of them is.
+    `sources`: NameServers by the stream's name.
+
+    Raises ConfigError if none of a stream's servers was noted for it: queues of one name in another cluster, of which
+    RocketMQ's brokers do not tell, would be read from where the ones before were left.
+    """
+    note = Path(place) / SERVERS
+    noted: dict[str, str] = {}
+    with suppress(FileNotFoundError, msgspec.DecodeError):
+        noted = typed_json.decode(note.read_bytes(), dict[str, str])
+    now = {name: in_one_form(servers) for name, servers in sources.items()}
+    for name, servers in now.items():
+        before = noted.get(name, servers)
+        if not {*before.split(";")} & {*servers.split(";")}:
+            raise ConfigError(
+                f"{place} is the place of a read of {shown(name)} at {before}, and this is one at {servers}: give"
+                f" another --checkpoint; if it is the same cluster, remove {note}"
+            )
+    if noted | now != noted:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(note, msgspec.json.encode(noted | now))
 
 
 _CHARACTERS_MAX = 100

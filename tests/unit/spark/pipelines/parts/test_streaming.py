@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cli_calls import call
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines.parts import streaming
 from rocketspark.spark.pipelines.parts.streaming import (
     RUNS_IN_VAIN_MAX,
+    SERVERS,
     WantedEnd,
     check_name,
+    check_servers,
     default_folder,
     default_name,
     file_name,
@@ -121,3 +125,37 @@ def test_a_name_that_the_writer_refuses_is_told_as_an_option_of_the_command() ->
     assert check_name("a,b", "at-least-once") == "a,b"
     with pytest.raises(ConfigError, match="--name is 'a,b'"):
         check_name("a,b", "exactly-once")
+
+
+@pytest.mark.shows(
+    "mended: the places that `dedupe` and `sql` take by themselves did not tell one cluster's topics from another's"
+)
+def test_a_place_tells_of_which_servers_its_streams_are(tmp_path: Path) -> None:
+    place = str(tmp_path / "place")
+    check_servers(place, {"orders": "a:1;b:1"})
+    check_servers(place, {"orders": "B:1;C:1", "bills": "x:1"})
+    with pytest.raises(ConfigError, match=r"a read of orders at b:1;c:1, and this is one at a:1: .* remove .*servers"):
+        check_servers(place, {"orders": "a:1"})
+    # Nothing was noted of it, and a stream that is left out keeps its note.
+    check_servers(place, {"bills": "x:1;a:1"})
+    with pytest.raises(ConfigError, match="orders at b:1;c:1"):
+        check_servers(place, {"orders": "a:1"})
+    (tmp_path / "place" / SERVERS).unlink()
+    check_servers(place, {"orders": "a:1"})
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [(("dedupe", "one", "two"), "dedupe-one-two.checkpoint"), (("sql", "totals.yaml"), "totals.yaml.checkpoints")],
+)
+def test_a_command_refuses_the_place_of_another_cluster(
+    command: tuple[str, ...], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("totals.yaml").write_text(
+        "sources: [{name: one, topic: one, stream: true}]\nsinks: [{name: two, from: one, topic: two}]\n"
+    )
+    check_servers(place, {"one": "127.0.0.1:1"})
+    told = call("pipeline", *command, "--namesrv", "127.0.0.1:2")
+    assert told.exit_code == 1
+    assert f"{place} is the place of a read of one at 127.0.0.1:1, and this is one at 127.0.0.1:2" in told.told
