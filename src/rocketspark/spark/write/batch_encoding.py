@@ -14,7 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage, batch_message
+from rocketspark.client.producer.send_many import BATCH_BYTES_LEAST
 from rocketspark.errors import MessageIllegal
+from rocketspark.protocol.codes import RequestCode
 from rocketspark.protocol.message import batch_columns, properties
 from rocketspark.protocol.message.batch import HEAD_BYTES
 from rocketspark.protocol.message.batch_columns import BEFORE_ID
@@ -101,6 +103,20 @@ def encode(rows: CheckedRows, ids: UniqueIdBlocks) -> BatchItems:
 def joined(pieces: Iterable[bytes | memoryview], topic: str) -> PreparedMessage:
     """Return the message of a batch send whose body is made of `pieces`, each the bytes of some items."""
     return batch_message(topic, b"".join(pieces), "")
+
+
+def halved(out: PreparedMessage) -> tuple[PreparedMessage, ...]:
+    """Return a batch send as two; nothing for one that is so small that it is an item that a broker refuses, or holds
+    one alone, and for what is no batch.
+    """
+    body, cut, at = memoryview(out.body), 0, 0
+    if out.code != RequestCode.SEND_BATCH_MESSAGE or len(body) <= BATCH_BYTES_LEAST:
+        return ()
+    while at < len(body):
+        cut, at = at, at + int.from_bytes(body[at : at + 4], "big")
+        if cut and at > len(body) // 2:
+            break
+    return tuple(joined([half], out.topic) for half in (body[:cut], body[cut:])) if cut else ()
 
 
 def _pieces(rows: CheckedRows) -> list[pa.BinaryArray | pa.BinaryScalar]:

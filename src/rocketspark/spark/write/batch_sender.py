@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
+from rocketspark.client.producer.send_many import BATCH_BYTES_LEAST
+from rocketspark.errors import SendFailed, ServerError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.spark.python_workers import plain_errors, settle
-from rocketspark.spark.write.batch_encoding import BatchItems
+from rocketspark.spark.write.batch_encoding import BatchItems, halved
 from rocketspark.spark.write.bounded_flow import ReadAhead, SendsInFlight
 from rocketspark.spark.write.queue_choice import QueueTarget
 from rocketspark.spark.write.row_sender import RowSender
@@ -76,6 +79,8 @@ class Sender:
         self._sizes: dict[QueueTarget, int] = {}
         self._rows: dict[QueueTarget, int] = {}
         self._gathered_bytes = 0
+        # Less once a broker refused as much.
+        self._batch_bytes = options.batch_bytes_max
         self._bytes_max = options.batch_bytes_max * options.batches_in_flight_max
         self.in_flight = SendsInFlight(IN_FLIGHT_MAX, self._bytes_max)
         # The last send in order to each queue.
@@ -141,10 +146,12 @@ class Sender:
 
     async def _gather(self, target: QueueTarget, items: BatchItems, at: int, end: int) -> None:
         """Put items into batches; send those that are full."""
-        starts, bytes_max = items.starts, self._options.batch_bytes_max
+        starts = items.starts
         while at < end:
-            room = bytes_max - self._sizes.get(target, 0)
-            stop = int(np.searchsorted(starts, int(starts[at]) + room, "right")) - 1
+            gathered = self._sizes.get(target, 0)
+            stop = int(np.searchsorted(starts, int(starts[at]) + self._batch_bytes - gathered, "right")) - 1
+            # An item may be larger than batches have become.
+            stop = stop if gathered else max(stop, at + 1)
             stop = min(stop, end, at + BATCH_ROWS_MAX - self._rows.get(target, 0))
             if stop > at:
                 size = int(starts[stop] - starts[at])
@@ -176,7 +183,7 @@ class Sender:
         await self.in_flight.room(size)
         queue = await self._sender.queues.next(target)
         if queue is None:
-            await self._sender.send(out, target, None)
+            await self._store(out, target, None)
             return
         before = self._last.get(queue) if in_order else None
         task = self.in_flight.start(size, self._deliver(before, out, target, queue))
@@ -192,8 +199,20 @@ class Sender:
             if before is not None and not before.done():
                 await asyncio.wait([before])
             if self.in_flight.failed is None:
-                await self._sender.send(out, target, queue)
+                await self._store(out, target, queue)
         except Exception as e:
             self.in_flight.fail(e)
         finally:
             self.in_flight.leave(len(out.body))
+
+    async def _store(self, out: PreparedMessage, target: QueueTarget, queue: MessageQueue | None) -> None:
+        """Send it; a batch that its broker calls illegal by halves, as it may be too large for it (maxMessageSize)."""
+        try:
+            await self._sender.send(out, target, queue)
+        except (SendFailed, ServerError) as e:
+            halves = halved(out) if e.code == ResponseCode.MESSAGE_ILLEGAL else ()
+            if not halves:
+                raise
+            self._batch_bytes = min(self._batch_bytes, max(len(out.body) // 2, BATCH_BYTES_LEAST))
+            for half in halves:
+                await self._store(half, target, queue)

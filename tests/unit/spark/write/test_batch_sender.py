@@ -14,9 +14,9 @@ import pytest
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import MessageIllegal, NotSent, RouteNotFound, SendFailed, ServerError
 from rocketspark.model import MessageQueue
-from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import batch, compression, properties
-from rocketspark.spark.write import batch_sender
+from rocketspark.spark.write import batch_encoding, batch_sender
 from rocketspark.tables.options import WriteOptions, parse_write
 
 pytestmark = pytest.mark.shows(
@@ -192,6 +192,34 @@ def test_a_failed_batch_is_not_overtaken(producer: Producer) -> None:
     with pytest.raises(ServerError, match="illegal"):
         batch_sender.send_rows(iter([rows(100, queueId=[0] * 100)]), options(maxBatchBytes=5 * ITEM_BYTES))
     assert numbers(producer.stored[QUEUES[0]]) == list(range(10))
+
+
+@pytest.mark.shows("mended: Spark's batches that a broker refused as larger than its maxMessageSize ended a write")
+def test_a_batch_that_its_broker_calls_too_large_goes_by_halves(
+    producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_encoding, "BATCH_BYTES_LEAST", ITEM_BYTES)
+    monkeypatch.setattr(batch_sender, "BATCH_BYTES_LEAST", ITEM_BYTES)
+    refused: list[int] = []
+
+    async def refuse(queue: MessageQueue | None, bodies: list[bytes]) -> None:
+        if len(bodies) > 7 or b"%010d" % 99 in bodies:
+            refused.append(len(bodies))
+            raise ServerError(ResponseCode.MESSAGE_ILLEGAL, "message body size over max value")
+
+    producer.obstacle = refuse
+    # Of a few bytes more than a row has, so that one alone is no batch's half.
+    many = rows(99, queueId=[0, 1] * 49 + [0], body=[b"%010d" % n for n in range(98)] + [b"x" * 100])
+    given = options(maxBatchBytes=20 * ITEM_BYTES, maxBatchesInFlight=1)
+    assert batch_sender.send_rows(iter([many]), given) == 99
+    assert max(map(len, producer.batches)) <= 7
+    for bodies in producer.stored.values():
+        assert bodies == sorted(bodies)
+    # Those that follow are of such a size.
+    assert 0 < len(refused) < 10
+    # A row that is wrong by itself ends the write.
+    with pytest.raises(ServerError, match="over max value"):
+        batch_sender.send_rows(iter([rows(20, 90)]), given)
 
 
 def test_a_free_batch_leaves_a_queue_that_fails_and_a_chosen_one_does_not(producer: Producer) -> None:
