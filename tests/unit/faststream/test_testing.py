@@ -191,7 +191,7 @@ def test_what_middlewares_of_faststream_see() -> None:
 
 
 def test_the_document_names_topics_and_types() -> None:
-    broker = RocketBroker("a:9876;b:9876", security=RocketSecurity(access_key="me", secret_key="x", use_tls=True))
+    broker = RocketBroker("a:9876;b:9876, c:9876;", security=RocketSecurity(access_key="me", secret_key="x", use_tls=True))
 
     @broker.subscriber("orders", group="g", title="Orders", description="New orders.")
     @broker.publisher("bills")
@@ -199,7 +199,7 @@ def test_the_document_names_topics_and_types() -> None:
         return str(order)
 
     document = AsyncAPI(broker, schema_version="3.0.0").to_specification().to_jsonable()
-    assert {s["host"] for s in document["servers"].values()} == {"a:9876", "b:9876"}
+    assert {s["host"] for s in document["servers"].values()} == {"a:9876", "b:9876", "c:9876"}
     assert {s["protocol"] for s in document["servers"].values()} == {"rocketmq-secure"}
     channels = {name: (c["address"], c.get("description")) for name, c in document["channels"].items()}
     assert channels == {"Orders": ("orders", "New orders."), "bills:Publisher": ("bills", None)}
