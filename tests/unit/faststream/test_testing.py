@@ -191,7 +191,8 @@ def test_what_middlewares_of_faststream_see() -> None:
 
 
 def test_the_document_names_topics_and_types() -> None:
-    broker = RocketBroker("a:9876;b:9876, c:9876;", security=RocketSecurity(access_key="me", secret_key="x", use_tls=True))
+    security = RocketSecurity(access_key="me", secret_key="x", use_tls=True)
+    broker = RocketBroker("a:9876;b:9876, c:9876;", security=security)
 
     @broker.subscriber("orders", group="g", title="Orders", description="New orders.")
     @broker.publisher("bills")
