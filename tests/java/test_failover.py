@@ -64,7 +64,7 @@ def test_masters_killed_under_load(tmp_path: Path, kinds: str, controller: Any) 
 
 @pytest.mark.shows("electMaster ten times in turn under load")
 @pytest.mark.parametrize("turns", TURNS)
-@pytest.mark.parametrize(("kinds", "controller"), PAIRS)
+@pytest.mark.parametrize(("kinds", "controller"), [PAIRS[0], pytest.param(*PAIRS[1], marks=pytest.mark.soak)])
 def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controller: Any, turns: int) -> None:
     """Without open transactions: an official master that has some needs a minute to become a slave."""
     pair = ReplicaSet(tmp_path, kinds, controller)
@@ -85,7 +85,7 @@ def test_masters_elected_in_turn_under_load(tmp_path: Path, kinds: str, controll
 
 
 @pytest.mark.shows("mixed pairs under access control and a controller, ours and Apache's")
-@pytest.mark.parametrize(("kinds", "controller"), PAIRS)
+@pytest.mark.parametrize(("kinds", "controller"), [pytest.param(*PAIRS[0], marks=pytest.mark.soak), PAIRS[1]])
 def test_a_pair_under_access_control_fails_over_both_ways(tmp_path: Path, kinds: str, controller: Any) -> None:
     """Each copies from the other, ours by haTrustedAddresses and signed, and all that was answered is on both."""
     pair = ReplicaSet(tmp_path, kinds, controller, CONFIG | {"haTrustedAddresses": "127.0.0.1"})

@@ -87,7 +87,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     "topic; `restore`, `replay`, `dlq --resend` with durations of chunks",
     "mended: `restore` from a table that is set back meanwhile leaves rows out for good, untold",
 )
-@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=pytest.mark.soak)])
 def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"whole-{table_format}", f"whole-{table_format}-again"
     where = {"place": str(tmp_path / "table")}
