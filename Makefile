@@ -93,7 +93,7 @@ test: setup ## check, then the tests (TESTS=tests/unit for a part alone, WORKERS
 
 # All of the core on each version: make test-versions.
 READS_AND_WRITES = tests/spark/test_batch_read.py tests/spark/test_write.py
-test-official: setup ## what drives official clients and brokers beyond `make test`, and the connector's reads and writes on Spark 4.0 (TESTS, WORKERS, OPTIONS)
+test-official: setup ## what drives official clients and brokers beyond `make test`, and the connector's batch reads and writes on Spark 4.0 (TESTS, WORKERS, OPTIONS)
 	@trap 'exit 130' INT; code=0; $(PYTEST) -m "official and not soak" || code=$$?; \
 	$(if $(filter tests,$(TESTS)),SPARKS=4.0 CORE="$(READS_AND_WRITES)" WORKERS="$(WORKERS)" scripts/test_sparks.sh $(OPTIONS) || code=$$?;) exit $$code
 
