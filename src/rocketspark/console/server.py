@@ -8,7 +8,6 @@ import errno
 import logging
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -74,12 +73,12 @@ class _Listening(socket.socket):
         super().__init__(family, socket.SOCK_STREAM)
         self._proxies = proxies
         # By descriptor, the oldest first.
-        self._half: OrderedDict[int, tuple[socket.socket, str]] = OrderedDict()
+        self._half: dict[int, tuple[socket.socket, str]] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, as asyncio does."""
         link, address = super().accept()
-        self._half = OrderedDict((n, each) for n, each in self._half.items() if each[0].fileno() == n)
+        self._half = {n: each for n, each in self._half.items() if each[0].fileno() == n}
         place = place_of(address[0])
         of_host = [n for n, (_, host) in self._half.items() if host == place and address[0] not in self._proxies]
         for ends in (of_host[: -CONNECTIONS_OF_HOST_MAX + 1], list(self._half)[: -CONNECTIONS_MAX + 1]):

@@ -64,6 +64,7 @@ _BYTES_PER_LOOK = 4096
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
+
 # Kept of those that came alone, each with its topic; with so many all are looked up.
 ALONE_MAX = 10_000
 
@@ -158,9 +159,6 @@ class Transactions:
         """Store up to where half queue and op queue are done; called after the store's last flush."""
         self._noted = None
         self._commit_progress()
-
-    def _recover(self) -> None:
-        deque(self._recovered(), 0)
 
     def _recovered(self) -> Iterator[None]:
         places = self._store, self._half_messages, self._op_messages, self._quarantine

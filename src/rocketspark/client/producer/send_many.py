@@ -48,6 +48,11 @@ HALF_ROWS_MAX = 4096
 FAILURES_MAX = 16
 
 
+def less_than(refused: PreparedMessage, bytes_max: int) -> int:
+    """Return how many bytes batches may have, so far `bytes_max`, after a broker called one illegal."""
+    return min(bytes_max, max(len(refused.body) // 2, BATCH_BYTES_LEAST))
+
+
 class RowsSend(InFlightSend, kw_only=True):
     """The send of the rows [at, end); `told` gets it with its outcome."""
 
@@ -259,7 +264,7 @@ class RowsInFlight:
         if one_by_one:
             lane.one_by_one = True
         else:
-            self._batch_bytes = min(self._batch_bytes, max(len(send.out.body) // 2, BATCH_BYTES_LEAST))
+            self._batch_bytes = less_than(send.out, self._batch_bytes)
         if lane.queue is None:
             lane = Lane(send.at, send.end, one_by_one=one_by_one)
         else:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
-from rocketspark.client.producer.send_many import BATCH_BYTES_LEAST
+from rocketspark.client.producer.send_many import BATCH_BYTES_LEAST, less_than
 from rocketspark.client.results import SendResult
 from rocketspark.errors import ConfigError, ConnectionLost, MessageIllegal, RocketSparkError, SendFailed, ServerError
 from rocketspark.model import MessageQueue
@@ -240,8 +240,7 @@ class HalfMessageSender:
             sent = safely_stored(await self._sender.send(out, target, queue))
         except (SendFailed, ServerError) as e:
             if e.code == ResponseCode.MESSAGE_ILLEGAL and len(out.body) > BATCH_BYTES_LEAST:
-                half = max(len(out.body) // 2, BATCH_BYTES_LEAST)
-                self._bytes_max = min(self._bytes_max, SMALL_BATCH_BYTES, half)
+                self._bytes_max = less_than(out, min(self._bytes_max, SMALL_BATCH_BYTES))
             elif one_by_one := e.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or _is_cut(e):
                 # Its topic needs them one by one, a broker of another kind took over, or what stands before it ends
                 # the connection at a request that it does not know.

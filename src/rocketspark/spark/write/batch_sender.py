@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.client.producer.producer import AsyncProducer
-from rocketspark.client.producer.send_many import BATCH_BYTES_LEAST
+from rocketspark.client.producer.send_many import less_than
 from rocketspark.errors import SendFailed, ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
@@ -213,6 +213,6 @@ class Sender:
             halves = halved(out) if e.code == ResponseCode.MESSAGE_ILLEGAL else ()
             if not halves:
                 raise
-            self._batch_bytes = min(self._batch_bytes, max(len(out.body) // 2, BATCH_BYTES_LEAST))
+            self._batch_bytes = less_than(out, self._batch_bytes)
             for half in halves:
                 await self._store(half, target, queue)

@@ -539,7 +539,7 @@ def test_a_long_immunity_keeps_none_longer_than_messages_are_kept(rigs: Callable
         items = [item(f"K{i}", b"b", immune) for i in range(30, 70)]
         HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
         if started:
-            rig.transactions._recover()
+            list(rig.transactions._recovered())
             rig.transactions.batched.runs.clear()
         for reserved_ms, is_open in ((10**9, 40), (0, 0)):
             rig.transactions._limits = CheckLimits(0, 10**9, 15, reserved_ms)
@@ -711,7 +711,7 @@ def test_a_batch_that_was_sent_again_is_committed_once(
     rig.transactions._op_messages.write()
     other.transactions._op_messages.write()
     assert stored_bytes(rig).count(b"TRAN_MSG") == stored_bytes(other).count(b"TRAN_MSG")
-    rig.transactions._recover()
+    list(rig.transactions._recovered())
     assert rig.transactions.open_count == 0
 
 
@@ -817,7 +817,7 @@ def test_a_start_tells_of_the_queues_that_open_half_messages_are_for(rigs: Calla
     rig.store.delete_topic("deleted")
     rig.transactions._op_messages.write()
     rig.transactions.batched.runs.clear()
-    rig.transactions._recover()
+    list(rig.transactions._recovered())
     assert rig.transactions.recovered_queues() == {"A": {3, 9}}
 
 

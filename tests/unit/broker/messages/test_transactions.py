@@ -103,7 +103,7 @@ class Rig:
             "broker-a",
         )
         try:
-            self.transactions._recover()
+            list(self.transactions._recovered())
         except Killed:
             self.kill()
             raise
@@ -508,7 +508,7 @@ def test_open_half_messages_are_found_in_turns(tmp_path: Path, monkeypatch: pyte
         for number in (33, 50):
             rig.end(halves[number], COMMIT)
         rig.transactions._op_messages.begin_anew()  # As after a kill before they were written.
-        rig.transactions._recover()
+        list(rig.transactions._recovered())
         found = rig.open
         assert len(found) == 58
         rig.transactions._op_messages.begin_anew()

@@ -183,7 +183,7 @@ async def test_a_rotten_one_is_no_reason_not_to_start(tmp_path: Path) -> None:
     bad, _ = prepare(rig, "bad"), prepare(rig, "good")
     rot(rig, bad.position)
     rig.transactions._open.clear()
-    rig.transactions._recover()
+    list(rig.transactions._recovered())
     assert list(rig.open) == ["good"]
     assert [e.name for e in rig.quarantine.entries()] == [f"half-{bad.position}"]
     rig.transactions.stop()
@@ -321,7 +321,7 @@ def test_one_that_no_start_can_read_is_committed_by_its_first_handle(tmp_path: P
         else:
             unit_of(rig, newest.queue_offset)[6] ^= 1
         rig.transactions._open.clear()
-        rig.transactions._recover()
+        list(rig.transactions._recovered())
         assert rig.transactions.open_count == 0
         assert [entry.queue_offset for entry in rig.quarantine.entries()] == [newest.queue_offset]
         rig.end(first, COMMIT)
@@ -367,7 +367,7 @@ async def test_one_whose_unit_was_wrong_is_tried_again_where_the_queue_says_now(
     half = prepare(rig, "K")
     unit_of(rig, half.queue_offset)[6] ^= 1
     rig.transactions._open.clear()
-    rig.transactions._recover()
+    list(rig.transactions._recovered())
     (entry,) = rig.quarantine.entries()
     with pytest.raises(RecordError):
         rig.quarantine.retry(entry.name)
@@ -390,7 +390,7 @@ async def test_an_older_copy_whose_mark_rots_is_not_open_again_after_the_commit(
     rig.transactions.stop()
     rig.store.log.mapped_files.get(0).map[mark.position + 88] ^= 1
     rig.transactions._open.clear()
-    rig.transactions._recover()
+    list(rig.transactions._recovered())
     assert rig.transactions.open_count == 0
     rig.kill()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocketspark.client.producer import send_many
 from rocketspark.client.producer.prepared_message import PreparedMessage
 from rocketspark.errors import MessageIllegal, NotSent, RouteNotFound, SendFailed, ServerError
 from rocketspark.model import MessageQueue
@@ -199,7 +200,7 @@ def test_a_batch_that_its_broker_calls_too_large_goes_by_halves(
     producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_encoding, "BATCH_BYTES_LEAST", ITEM_BYTES)
-    monkeypatch.setattr(batch_sender, "BATCH_BYTES_LEAST", ITEM_BYTES)
+    monkeypatch.setattr(send_many, "BATCH_BYTES_LEAST", ITEM_BYTES)
     refused: list[int] = []
 
     async def refuse(queue: MessageQueue | None, bodies: list[bytes]) -> None:
