@@ -124,7 +124,7 @@ def test_nothing_is_deleted_unasked_and_no_batch_is_left_out(
     assert run(plan("p", f"path '{old}', mode 'append'", "b")) == 7
     assert (old / "notes.txt").read_text() == "mine"
     overwriting = plan("p", f"path '{old}', mode 'overwrite'", "b")
-    shown = sql.dry_run(spark, overwriting, cluster.namesrv).sinks[0]
+    shown = sql.dry_run(spark, overwriting, cluster.namesrv, checkpoint=tmp_path / "c").sinks[0]
     there = sum(not name.endswith(".crc") for name in os.listdir(old))
     assert (shown["mode"], shown["deletes"]) == ("overwrite", f"all in {old} ({there} files and folders)")
     assert run(overwriting) == 7
@@ -190,7 +190,7 @@ def test_the_command_runs_statements(
     ],
 )
 def test_mistakes_name_the_part(
-    spark: SparkSession, cluster: Cluster, topic: str, view: str, sink: str, error: str
+    spark: SparkSession, cluster: Cluster, topic: str, tmp_path: Path, view: str, sink: str, error: str
 ) -> None:
     plan = parse_sql(
         f"CREATE SOURCE m USING rocketmq OPTIONS (topic '{topic}'); CREATE VIEW v AS {view};"
@@ -200,7 +200,7 @@ def test_mistakes_name_the_part(
     # Other tests of the session may have left some.
     before = {view.name for view in spark.catalog.listTables() if view.isTemporary}
     with pytest.raises(RocketSparkError) as caught:
-        sql.dry_run(spark, plan, cluster.namesrv)
+        sql.dry_run(spark, plan, cluster.namesrv, checkpoint=tmp_path)
     assert error in str(caught.value)
     assert "\n" not in str(caught.value)
     assert {view.name for view in spark.catalog.listTables() if view.isTemporary} == before

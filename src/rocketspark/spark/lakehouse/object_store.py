@@ -90,6 +90,13 @@ def uri(place: str | Path) -> str:
     return f"{'s3a' if scheme in ('s3', 's3n') else scheme}://{host}/{path}"
 
 
+def local(place: str | Path) -> str | Path:
+    """Return the path of a place on this machine's disk that is given as file:///path."""
+    if scheme_of(place) != "file":
+        return place
+    return "/" + str(place).partition(":")[2].lstrip("/")
+
+
 def refuse_object_store(place: str | Path, what: str, instead: str) -> None:
     """Raise ConfigError for a place on an object store. `what`: what needs a folder of a file system; `instead`: what
     the user should do.

@@ -105,7 +105,7 @@ def archive_at(place: str | Path | TablePlace, catalog: str = "", name: str = ""
     """
     if isinstance(place, TablePlace):
         return place
-    place = _local(_named(place))
+    place = object_store.local(_named(place))
     if catalog or name:
         return table_place("iceberg", place, catalog, name)
     if object_store.scheme_of(place):
@@ -124,18 +124,11 @@ def _named(place: str | Path) -> str | Path:
     return place
 
 
-def _local(place: str | Path) -> str | Path:
-    """Return the path of a place on this machine's disk that is given as file:///path."""
-    if object_store.scheme_of(place) != "file":
-        return place
-    return "/" + str(place).partition(":")[2].lstrip("/")
-
-
 def archive_for(table_format: str, place: str | Path, catalog: str = "", name: str = "") -> Path | TablePlace:
     """Return where an archive is that is to be written. Raises ConfigError if an archive of another format is there."""
     if table_format not in FORMATS:
         raise ConfigError(f"--format is {table_format!r}: {', '.join(FORMATS[:-1])} or {FORMATS[-1]} is needed")
-    place = _local(_named(place))
+    place = object_store.local(_named(place))
     if table_format == "parquet":
         if catalog or name:
             raise ConfigError("--catalog and --table are Iceberg's: give --format iceberg with them")

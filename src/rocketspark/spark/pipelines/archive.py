@@ -25,10 +25,12 @@ from rocketspark.spark.pipelines.parts import archive_table, archive_tasks
 from rocketspark.spark.pipelines.parts.archive_batches import (
     ArchiveResult,
     MicroBatches,
+    names_in,
     options_of,
 )
 from rocketspark.spark.pipelines.parts.archive_manifest import (
     FILES,
+    STATE,
     Archive,
     ArchiveFile,
     WrittenFile,
@@ -38,6 +40,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import (
 )
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
+from rocketspark.spark.pipelines.parts.streaming import check_servers
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.tables.offset_ranges import Offsets
 
@@ -87,7 +90,10 @@ def run(
         where = connection(where, decodes=True)
         return archive_table.run(spark, where, topics, place, options, once=once, progress=progress, now_ms=now_ms)
     with open_archive(place) as archive:
-        reader = StreamReader(READ_SCHEMA, options_of(connection(where), topics))
+        where = connection(where)
+        reading = options_of(where, topics)
+        check_servers(archive.folder / STATE, dict.fromkeys(names_in(reading), where.namesrv), option="--to")
+        reader = StreamReader(READ_SCHEMA, reading)
         target = _Folder(spark, archive)
         work = MicroBatches(target, reader, topics, progress=progress, batch_rows=options.batch_rows, once=once)
         keep_replaced_s = KEEP_REPLACED_S if options.keep_replaced_s is None else options.keep_replaced_s

@@ -34,6 +34,7 @@ from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import (
     check_delivery,
     check_name,
+    check_servers,
     default_name,
     end_of_topics,
     highest_noted,
@@ -84,13 +85,14 @@ def run(
 ) -> DedupeResult:
     """Pass on each message of a topic whose key was not seen within some time.
 
-    `checkpoint`: folder or URL where the query keeps its place and the keys it has seen. Raises ConfigError, and
-    RocketSparkError for what fails in Spark.
+    `checkpoint`: folder or URL where the query keeps its place and the keys it has seen. Raises ConfigError, also for
+    one that was read from another cluster, and RocketSparkError for what fails in Spark.
     """
     progress = progress or Progress("dedupe")
     check(source, target, options)
     by, name, delivery = options.by, options.name, options.delivery
     where = connection(where)
+    check_servers(checkpoint, {source: where.namesrv})
     # A body that does not inflate goes on as it is stored.
     reading = where.read_options() | {"topic": source, "startingOffsets": options.start_at}
     if options.batch_rows is not None:

@@ -23,7 +23,7 @@ from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts.progress import Progress, has_ended
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
-from rocketspark.spark.pipelines.parts.streaming import WantedEnd, end_of_topics, start_query
+from rocketspark.spark.pipelines.parts.streaming import WantedEnd, check_servers, end_of_topics, start_query
 from rocketspark.tables.options import over
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(
     plan: SqlPlan,
     where: Connection | str,
     *,
-    checkpoint: Path | str = "checkpoints",
+    checkpoint: Path | str,
     interval_s: float | None = None,
     progress: Progress | None = None,
 ) -> SqlResult:
@@ -85,14 +85,16 @@ def run(
 
     Args:
         where: the cluster of all sources and sinks of RocketMQ that name no `namesrv` of their own.
-        checkpoint: folder or URL below which each streaming sink keeps its place, under its name.
+        checkpoint: folder or URL, of this plan alone, below which each streaming sink keeps its place, under its name.
         interval_s: given, streams go on, a micro-batch at most every so many seconds, until they are stopped.
 
-    Raises ConfigError, and RocketSparkError for what fails in Spark.
+    Raises ConfigError, also for a checkpoint that was read from another cluster, and RocketSparkError for what fails in
+    Spark.
     """
     progress = progress or Progress("sql")
     with one_line_errors(), ExitStack() as made:
         where = connection(where, decodes=True)
+        check_servers(checkpoint, servers_of(plan, where))
         frames = _frames(spark, plan, where, made)
         _check_sinks(spark, plan, frames, f"{checkpoint}")
         streaming = [(sink, frame) for sink, frame in frames if frame.isStreaming]
@@ -134,9 +136,7 @@ def run(
     return SqlResult(plan.name, results, round(progress.seconds, 3))
 
 
-def dry_run(
-    spark: SparkSession, plan: SqlPlan, where: Connection | str, *, checkpoint: Path | str = "checkpoints"
-) -> DryRun:
+def dry_run(spark: SparkSession, plan: SqlPlan, where: Connection | str, *, checkpoint: Path | str) -> DryRun:
     """Check a plan by reading its sources and making its views, and write nothing. Raises as `run`."""
     with one_line_errors(), ExitStack() as made:
         where = connection(where, decodes=True)
@@ -292,7 +292,7 @@ def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
 def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]:
     """Return the options of a source or sink; one of RocketMQ that names no cluster gets the pipeline's."""
     own = options_of(part)
-    if part.format != ROCKETMQ or "namesrv" in {name.lower() for name in own} or "store" in own:
+    if part.format != ROCKETMQ or {"namesrv", "store"} & {name.lower() for name in own}:
         return own
     return over(where.spark_options(), own)
 

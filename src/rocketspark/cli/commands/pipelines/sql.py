@@ -41,7 +41,7 @@ def sql(
         variables = pairs(variable, "--var")
     plan = read_plan(file, variables)
     place = checkpoint or f"{file}.checkpoints"
-    if not checkpoint and not dry_run:
+    if not dry_run:
         check_servers(place, pipeline.servers_of(plan, where))
     reads = tuple(source.path for source in plan.sources if source.path)
     writes = () if dry_run else (place, *(sink.path for sink in plan.sinks if sink.path))

@@ -65,6 +65,11 @@ def options_of(where: Connection, topics: Sequence[str]) -> ReadOptions:
     return archive_options(options_given(where, topics))
 
 
+def names_in(reading: ReadOptions) -> list[str]:
+    """Return by what names options tell the topics that they read: a pattern is one."""
+    return [*reading.topics, *([reading.topic_pattern] if reading.topic_pattern is not None else [])]
+
+
 class Target(Protocol):
     """What an archive's micro-batches are written to: a folder of Parquet files, or a table."""
 

@@ -25,10 +25,12 @@ from rocketspark.spark.pipelines.parts.archive_batches import (
     ArchiveResult,
     MicroBatches,
     decoding,
+    names_in,
     options_given,
 )
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, hour_name
 from rocketspark.spark.pipelines.parts.progress import Progress
+from rocketspark.spark.pipelines.parts.streaming import check_servers
 from rocketspark.spark.read.stream_read import StreamReader
 from rocketspark.tables.offset_ranges import Offsets, from_json
 
@@ -53,6 +55,8 @@ def run(
         Path(place.place).mkdir(parents=True, exist_ok=True)
     table = open_table(spark, place)
     schema, reading = decoding(table, given)
+    streams = (f"{place.name} {name}".strip() for name in names_in(reading))
+    check_servers(place.place, dict.fromkeys(streams, where.namesrv), option="--to")
     target = TableTarget(spark, table, schema)
     target.hold()
     reader = StreamReader(schema, reading)

@@ -20,7 +20,7 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
-from rocketspark.spark.lakehouse.object_store import literal
+from rocketspark.spark.lakehouse.object_store import literal, local, scheme_of
 from rocketspark.spark.pipelines.parts.archive_manifest import replace_file
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
-# In the place of streams: which NameServers they were read from.
+# In the place of streams: which NameServers they were read from. Spark takes no notice of such a name.
 SERVERS = ".servers.json"
 # A broker may be away, or a queue deleted: after so many runs in a row that came no nearer to the end, it is given up.
 RUNS_IN_VAIN_MAX = 3
@@ -142,14 +142,17 @@ def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
         reader.stop()
 
 
-def check_servers(place: str, sources: Mapping[str, str]) -> None:
-    """Note in a folder, the place that a command gives its streams by itself, of which cluster each of them is.
-    `sources`: NameServers by the stream's name.
+def check_servers(place: Path | str, sources: Mapping[str, str], *, option: str = "--checkpoint") -> None:
+    """Note in a folder, the place that streams are given, of which cluster each of them is; nothing on an object store.
+    `sources`: NameServers by the stream's name; `option`: the option that gives the place.
 
     Raises ConfigError if none of a stream's servers was noted for it: queues of one name in another cluster, of which
     RocketMQ's brokers do not tell, would be read from where the ones before were left.
     """
-    note = Path(place) / SERVERS
+    folder = local(place)
+    if scheme_of(folder):
+        return
+    note = Path(folder) / SERVERS
     noted: dict[str, str] = {}
     with suppress(FileNotFoundError, msgspec.DecodeError):
         noted = typed_json.decode(note.read_bytes(), dict[str, str])
@@ -159,7 +162,7 @@ def check_servers(place: str, sources: Mapping[str, str]) -> None:
         if not {*before.split(";")} & {*servers.split(";")}:
             raise ConfigError(
                 f"{place} is the place of a read of {shown(name)} at {before}, and this is one at {servers}: give"
-                f" another --checkpoint; if it is the same cluster, remove {note}"
+                f" another {option}; if it is the same cluster, remove {note}"
             )
     if noted | now != noted:
         note.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,9 @@ import pytest
 from tests.support.cli_calls import call
 
 from rocketspark.errors import ConfigError
+from rocketspark.spark.pipelines import archive, dedupe, sql
 from rocketspark.spark.pipelines.parts import streaming
+from rocketspark.spark.pipelines.parts.sql_file import SqlPlan, SqlSource
 from rocketspark.spark.pipelines.parts.streaming import (
     RUNS_IN_VAIN_MAX,
     SERVERS,
@@ -128,7 +130,7 @@ def test_a_name_that_the_writer_refuses_is_told_as_an_option_of_the_command() ->
 
 
 @pytest.mark.shows(
-    "mended: the places that `dedupe` and `sql` take by themselves did not tell one cluster's topics from another's"
+    "mended: the places of `dedupe`, `sql` and `archive` did not tell one cluster's topics from another's"
 )
 def test_a_place_tells_of_which_servers_its_streams_are(tmp_path: Path) -> None:
     place = str(tmp_path / "place")
@@ -146,7 +148,12 @@ def test_a_place_tells_of_which_servers_its_streams_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [(("dedupe", "one", "two"), "dedupe-one-two.checkpoint"), (("sql", "totals.yaml"), "totals.yaml.checkpoints")],
+    [
+        (("dedupe", "one", "two"), "dedupe-one-two.checkpoint"),
+        (("dedupe", "one", "two", "--checkpoint", "given"), "given"),
+        (("sql", "totals.yaml"), "totals.yaml.checkpoints"),
+        (("sql", "totals.yaml", "--checkpoint", "given"), "given"),
+    ],
 )
 def test_a_command_refuses_the_place_of_another_cluster(
     command: tuple[str, ...], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,3 +166,24 @@ def test_a_command_refuses_the_place_of_another_cluster(
     told = call("pipeline", *command, "--namesrv", "127.0.0.1:2")
     assert told.exit_code == 1
     assert f"{place} is the place of a read of one at 127.0.0.1:1, and this is one at 127.0.0.1:2" in told.told
+
+
+NO_SPARK: Any = None
+
+
+def test_a_program_is_refused_as_a_command_is(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "_archive"):
+        check_servers(f"file://{place}", {"one": "127.0.0.1:1"})
+    plan = SqlPlan("p", [SqlSource(name="one", topic="one", stream=True)], [], [])
+    with pytest.raises(ConfigError, match="give another --checkpoint"):
+        sql.run(NO_SPARK, plan, "127.0.0.1:2", checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="give another --checkpoint"):
+        dedupe.run(NO_SPARK, "127.0.0.1:2", "one", "two", checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match="give another --to"):
+        archive.run(NO_SPARK, "127.0.0.1:2", ["zero", "one"], tmp_path)
+
+
+def test_nothing_is_noted_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_servers("s3a://lake/place", {"one": "127.0.0.1:1"})
+    assert not list(tmp_path.iterdir())
