@@ -17,6 +17,7 @@ from tests.support import spark_classes
 from tests.support.examples import TIMES
 from tests.support.official import SMOKE, drives_official_software, watch
 from tests.support.processor_time import Costs
+from tests.support.temporary_folder import TemporaryFolder
 
 from rocketspark.model.limited_log import LimitedLog
 
@@ -39,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # What is imported and collected stays: nobody need look through it for what may go.
     gc.disable()
     config.pluginmanager.register(Costs())
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(TemporaryFolder())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Begun in the background of a shell: what tests start would never hear a Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -18,6 +18,7 @@ from tests.support.official import SHORT_LIVED, started
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_ports
 from tests.support.raw_frames import read_frame, write_frame
+from tests.support.temporary_folder import jvm_option
 
 SERVER_JARS = JARS / "server-5.5.0"
 BOOT_TIMEOUT_S = 200.0
@@ -99,7 +100,7 @@ class _JavaServer:
         options = self._write_config()
         quick = set(SHORT_LIVED.split()) <= set(self.jvm_flags)
         command = [java_tool("java"), *(mapped_classes(self._jars) if quick else ()), *self.jvm_flags, *self._flags]
-        command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}"]
+        command += [f"-Drocketmq.home.dir={self.folder}", f"-Duser.home={self.folder}", jvm_option()]
         command += ["--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
         command += ["-cp", str(self._jars / "*"), self._main, *options]
         environment = {key: value for key, value in os.environ.items() if key != "NAMESRV_ADDR"}

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.java.driver import java_home
 from tests.support.official import SHORT_LIVED
+from tests.support.temporary_folder import jvm_option
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".setup" / "spark_classes"
@@ -48,7 +49,8 @@ def jvm_options(python: Path | None = None) -> str:
     """Of JVMs that live for seconds. Whether the file is there is looked up by each JVM at its start."""
     path = archive(python)
     # Without its log a file that does not fit is passed over in silence.
-    return f"{SHORT_LIVED} -XX:SharedArchiveFile={path} -Xlog:disable" if path else SHORT_LIVED
+    plain = f"{SHORT_LIVED} {jvm_option()}"
+    return f"{plain} -XX:SharedArchiveFile={path} -Xlog:disable" if path else plain
 
 
 def make(path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.spark.standalone import until
 from tests.support.official import SHORT_LIVED
 from tests.support.ports import free_ports
 from tests.support.spark_classes import jvm_options
+from tests.support.temporary_folder import jvm_option
 
 ROOT = Path(__file__).parents[3]
 # By hand another Spark may be taken, with the jars that fit it.
@@ -35,7 +36,7 @@ def local_settings() -> dict[str, str]:
     )
     return {
         "spark.jars": ",".join(str(jar) for jar in sorted(JARS.glob("*.jar"))),
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.extraJavaOptions": f"{SHORT_LIVED} {jvm_option()}",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "1",
