@@ -268,7 +268,7 @@ class RowsInFlight:
         if lane.queue is None:
             lane = Lane(send.at, send.end, one_by_one=one_by_one)
         else:
-            lane.at = send.at
+            lane.at = send.at  # Up to its end, which is this batch's if the rest was left.
         if lane not in self._lanes:
             self._lanes.append(lane)
         self._woken.set()
@@ -282,6 +282,7 @@ class RowsInFlight:
                 error = NotSent("not sent, as rows before it failed")
                 error.__cause__ = cause
             self._outcomes.append(RowsOutcome(lane.at, lane.end, None, error))
+            lane.end = lane.at
 
     # -- messages ------------------------------------------------------------------------------------------------
 

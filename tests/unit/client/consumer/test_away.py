@@ -229,3 +229,30 @@ async def test_a_queue_that_is_others_is_given_up_without_a_commit(monkeypatch: 
             await until(lambda: consumer.assignment() == [])
             assert fake.broker.committed[OFFSET] == []
         assert fake.broker.offsets[OFFSET] == 12
+
+
+@in_loop
+async def test_who_sought_back_and_was_away_before_its_broker_heard_of_it_is_led_past_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its commit was lost with the connection: what the broker has is its own place of before."""
+    async with Fake(t=1) as fake:
+        fill(fake, 20)
+        consumer = AsyncPullConsumer(fake.namesrv, "g", consume_from="first", auto_commit=False)
+        consumer.subscribe("t")
+        async with consumer:
+            await read(consumer, 20)
+            await consumer.commit()
+            own: Any = consumer._rebalance
+            for oneway in (True, False):
+                await consumer.seek(Q0, 3)
+                await read(consumer, 2)
+                fake.broker.rules[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda *asked: (1, "lost")
+                await own.commit(oneway=oneway)
+                del fake.broker.rules[RequestCode.UPDATE_CONSUMER_OFFSET]
+                assert fake.broker.offsets[OFFSET] == 20
+                stand_still(monkeypatch)
+                assert await own.rebalance()
+                assert [m.queue_offset for m in await read(consumer, 15)] == list(range(5, 20))
+                await consumer.commit()
+                assert fake.broker.offsets[OFFSET] == 20

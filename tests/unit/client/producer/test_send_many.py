@@ -20,6 +20,7 @@ from rocketspark.errors import MessageIllegal, NotSent, RouteNotFound, SendFaile
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import compression, properties, record
+from rocketspark.transport.request_frames import reply
 
 pytestmark = pytest.mark.shows(
     "send_many: columns in batches by size, queue and sharding key in order; results as columns; only batches that "
@@ -110,6 +111,36 @@ async def test_what_is_too_large_for_a_broker_is_sent_in_smaller_batches(
                 assert 40 in failed
                 assert failed == of_queue
                 assert all(records == sorted(records) for records in found)
+
+
+@in_loop
+async def test_rows_that_were_told_as_not_sent_do_not_follow_a_batch_that_is_sent_in_smaller_ones(
+    small_batches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others failed by then, so that the rest of its queue was given up."""
+    monkeypatch.setattr(send_many, "BATCH_BYTES_LEAST", 200)
+    async with Fake(t=2) as fake, AsyncProducer(fake.namesrv, "pg", retries=0) as producer:
+        refused, failed = asyncio.Event(), list[bytes]()
+
+        def late(handler: Any) -> Any:
+            async def answered(peer: Any, asked: Any, body: bytes) -> Any:
+                if b"keyed" not in body:
+                    failed.append(body)
+                    return reply(asked.opaque, 2, remark="no")
+                if not refused.is_set():
+                    refused.set()
+                    await until(lambda: len(failed) >= send_many.FAILURES_MAX)
+                    return reply(asked.opaque, ResponseCode.MESSAGE_ILLEGAL, remark="too large")
+                return handler(peer, asked, body)
+
+            return answered
+
+        fake.broker.routes.wrap(BATCH, late)
+        bodies = [(b"keyed" if row % 2 else b"plain") + b"%03d" % row + b"." * 100 for row in range(600)]
+        result = await producer.send_many("t", bodies, sharding_keys=["k" if row % 2 else None for row in range(600)])
+        assert sum(each.end - each.at for each in result.outcomes) == 600
+        told = {body for body, failed in zip(bodies, result.failed, strict=True) if not failed}
+        assert {each.body for records in stored(fake.broker).values() for each in records} == told
 
 
 @in_loop
