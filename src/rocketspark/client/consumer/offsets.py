@@ -311,8 +311,8 @@ class OffsetCommits:
 
     `consume_from`: where a queue without a committed offset begins ("last", "first", or a time in ms). `to_commit`
     returns up to which offset the application has finished a puller's queue. `absences` returns how often others may
-    have read the queues: what they committed is not set back then. `told`: the offset that was committed last here, of
-    each queue, or read on from: a larger one is others'.
+    have read the queues: what they committed is not set back then. `told`: of each queue, the largest offset that its
+    broker may have from here: a larger one is others'.
     """
 
     def __init__(
@@ -374,6 +374,10 @@ class OffsetCommits:
         bound: int = getattr((await client_api.pull(peer, header)).header, name)
         return bound
 
+    def telling(self, queue: MessageQueue, offset: int) -> None:
+        """Note an offset that is on its way: it may be lost, and what the broker has of this member be more."""
+        self.told[queue] = max(self.told.get(queue, -1), offset)
+
     async def of_others(self, puller: Puller, at: int) -> int | None:
         """Return the offset up to which others have read a puller's queue, if that is beyond `at`; else None. Raises
         RocketSparkError.
@@ -402,10 +406,12 @@ class OffsetCommits:
 
     async def _find_masters(self, pullers: list[Puller]) -> None:
         """Ask whether masters are back that slaves stand in for: their tables replace what slaves are told last."""
-        routes = self._instance.routes
-        for topic in {puller.queue.topic for puller in pullers if routes.master_of(puller.queue) is None}:
+        for topic in {puller.queue.topic for puller in pullers if not self._has_master(puller.queue)}:
             with contextlib.suppress(RocketSparkError):
-                await routes.refresh(topic)
+                await self._instance.routes.refresh(topic)
+
+    def _has_master(self, queue: MessageQueue) -> bool:
+        return self._instance.routes.master_of(queue) is not None
 
     async def commit(self, pullers: Iterable[Puller], *, oneway: bool = False, strict: bool = False) -> None:
         """Commit the offsets of those pullers' queues that moved since the last commit, or that the broker may have
@@ -439,7 +445,7 @@ class OffsetCommits:
             offset = self.to_commit(puller)
             # As it is now: what takes its place meanwhile knows nothing of this.
             told[puller] = offset, self.store.place(queue), asyncio.get_running_loop().time()
-            self.told[queue] = offset
+            self.telling(queue, offset)
             return offset
 
         offsets = {queue: self.to_commit(puller) for queue, puller in moved.items()}
@@ -449,6 +455,8 @@ class OffsetCommits:
             if error is None:
                 if puller in told:
                     puller.committed, puller.committed_at, puller.committed_s = told[puller]
+                    if not oneway and self._pullers.get(queue) is puller and self._has_master(queue):
+                        self.told[queue] = puller.committed
             elif not strict:
                 known = isinstance(error, (RocketSparkError, OSError))
                 text = "offset %d of %s is not committed: %s"

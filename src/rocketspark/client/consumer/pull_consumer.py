@@ -461,8 +461,12 @@ class AsyncPullConsumer(ConsumerLife):
             await self._rebalance.commit(strict=True, oneway=not wait)
             return
         given = {self._full(q): _offset(offset) for q, offset in offsets.items()}
-        self._rebalance.offsets.told |= given
+        offsets_told = self._rebalance.offsets
+        for queue, offset in given.items():
+            offsets_told.telling(queue, offset)
         failed = await self._offsets.commit(given, oneway=not wait)
+        if wait:
+            offsets_told.told |= {q: offset for q, offset in given.items() if q not in failed}
         for error in failed.values():
             raise error
 

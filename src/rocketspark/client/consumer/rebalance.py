@@ -479,8 +479,7 @@ class Rebalance:
         before = self.pullers.get(queue)
         if before is not None:
             before.drop()
-            told = self.offsets.told
-            told[queue] = max(told.get(queue, -1), before.process_queue.lowest)
+            self.offsets.telling(queue, before.process_queue.lowest)
         subscription = self.subscriptions.get(queue.topic) or subscribe(queue.topic)
         counts = self.rates.of(queue.topic)
         puller = Puller(
@@ -543,15 +542,16 @@ class Rebalance:
             for puller in mine.values():
                 puller.drop()
             for queue, puller in mine.items():
+                is_told = False
                 try:
                     if self._calls.settled is not None:
                         await self._calls.settled(puller)
-                    failed = await self.offsets.store.commit({queue: offsets[queue]})
-                    if queue in failed:
+                    is_told = queue not in await self.offsets.store.commit({queue: offsets[queue]})
+                    if not is_told:
                         # It is committed with what is read next.
                         log.warning("group %s: offset %d of %s is not committed", self.group, offsets[queue], queue)
                 finally:
-                    self._replace(puller, offsets[queue])
+                    self._replace(puller, offsets[queue], is_told=is_told)
             log.info("group %s was reset by a broker: %s", self.group, dict(offsets))
 
     async def _catch_up(self, queue: MessageQueue) -> None:
@@ -574,13 +574,13 @@ class Rebalance:
             if self._calls.settled is not None:
                 await self._calls.settled(puller)
             assert puller.reset_to is not None
-            self._replace(puller, puller.reset_to)
+            self._replace(puller, puller.reset_to, is_told=True)
 
-    def _replace(self, puller: Puller, offset: int) -> None:
-        """Go on with the queue of a puller that was dropped, unless somebody else decided about it meanwhile."""
+    def _replace(self, puller: Puller, offset: int, *, is_told: bool) -> None:
+        """Go on with a dropped puller's queue, unless somebody else decided about it; `is_told`: brokers have this."""
         if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
             self._begin(puller.queue, offset)
-            self.offsets.told[puller.queue] = offset
+            self.offsets.told |= {puller.queue: offset} if is_told else {}
 
     async def _sample(self) -> None:
         while True:

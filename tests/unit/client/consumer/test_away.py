@@ -244,11 +244,15 @@ async def test_who_sought_back_and_was_away_before_its_broker_heard_of_it_is_led
             await read(consumer, 20)
             await consumer.commit()
             own: Any = consumer._rebalance
-            for oneway in (True, False):
+            for how in ("oneway", "at once", "given"):
                 await consumer.seek(Q0, 3)
                 await read(consumer, 2)
                 fake.broker.rules[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda *asked: (1, "lost")
-                await own.commit(oneway=oneway)
+                if how == "given":
+                    with pytest.raises(ServerError, match="lost"):
+                        await consumer.commit({Q0: 5})
+                else:
+                    await own.commit(oneway=how == "oneway")
                 del fake.broker.rules[RequestCode.UPDATE_CONSUMER_OFFSET]
                 assert fake.broker.offsets[OFFSET] == 20
                 stand_still(monkeypatch)
