@@ -9,7 +9,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.console.support import ORIGIN, log_in, opened, posted, token_of
 from rocketspark import console, machine
 from rocketspark.access import audit
 from rocketspark.admin import Admin
+from rocketspark.cli.serving.serve import loop_factory
 from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, server, sessions, state
 from rocketspark.console.cluster.pace import Pace, TooBusy
 from rocketspark.console.guard import HEADERS, host_name
@@ -285,7 +286,10 @@ def test_where_the_cluster_asks_for_keys_a_user_logs_in(locked: Cluster) -> None
         assert client.get("/topics").status_code == 303
 
 
-def test_handshakes_that_are_never_done_are_bounded(locked: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, loop_factory()])
+def test_handshakes_that_are_never_done_are_bounded(
+    locked: Cluster, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_OF_HOST_MAX", 3)
     cert = Path(locked.client_options["tls_ca"])
     settings = ConsoleSettings(
@@ -319,7 +323,8 @@ def test_handshakes_that_are_never_done_are_bounded(locked: Cluster, monkeypatch
                 writer.close()
             await running.close()
 
-    assert asyncio.run(run()) == b"HTTP/1.1 200"
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(run()) == b"HTTP/1.1 200"
 
 
 def test_the_users_rules_decide(locked: Cluster) -> None:

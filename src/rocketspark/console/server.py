@@ -15,13 +15,17 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rocketspark import machine
 from rocketspark.console.app import make_app
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.server_bounds import place_of
+from rocketspark.transport.tls.client_tls import server_side
+from rocketspark.transport.tls.handshakes import Handshakes
 from rocketspark.transport.tls.server_contexts import ServerContexts
 from rocketspark.transport.tls.settings import TlsSettings
+from rocketspark.transport.tls.stream import TlsStream
 
 CONNECTIONS_MAX = 500
 # Of one address, so that the others keep most of them; proxies that are trusted ask for many.
@@ -31,18 +35,16 @@ REQUEST_S = 10.0
 # How long an answer waits for a client that reads nothing of it.
 UNREAD_S = 60.0
 
+_log = LimitedLog("rocketspark.console")
+
 
 class _FewLines(logging.Filter):
     """Lets what strangers can cause into the log a few times, then as a count."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._log = LimitedLog("rocketspark.console")
-
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING or record.exc_info:
             return True
-        self._log.warning(str(record.msg), *(record.args if isinstance(record.args, tuple) else ()))
+        _log.warning(str(record.msg), *(record.args if isinstance(record.args, tuple) else ()))
         return False
 
 
@@ -63,47 +65,17 @@ class _Requests(h11.Connection):
         return event
 
 
-class _Listening(socket.socket):
-    """A socket that listens, and counts the connections that are not there for uvicorn yet: those whose handshake of
-    TLS is not done. Beyond their bounds the oldest of the same address ends, or of all; `proxies` have no bound of
-    their own.
-    """
-
-    def __init__(self, family: int, proxies: Collection[str]) -> None:
-        super().__init__(family, socket.SOCK_STREAM)
-        self._proxies = proxies
-        # By descriptor, the oldest first.
-        self._half: dict[int, tuple[socket.socket, str]] = {}
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, as asyncio does."""
-        link, address = super().accept()
-        self._half = {n: each for n, each in self._half.items() if each[0].fileno() == n}
-        place = place_of(address[0])
-        of_host = [n for n, (_, host) in self._half.items() if host == place and address[0] not in self._proxies]
-        for ends in (of_host[: -CONNECTIONS_OF_HOST_MAX + 1], list(self._half)[: -CONNECTIONS_MAX + 1]):
-            for number in ends:
-                self.shaken(number, end=True)
-        self._half[link.fileno()] = link, place
-        return link, address
-
-    def shaken(self, number: int, *, end: bool = False) -> None:
-        """Count a connection no more, by its descriptor: its handshake is done. `end`: it makes room for another."""
-        link, _ = self._half.pop(number, (None, ""))
-        if link is not None and end:
-            # Its transport closes it.
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-
-
 class _Connection(H11Protocol):
     """A connection of HTTP that is closed if no request comes of it, if its client does not read, or if its address has
-    too many. `place`: what counts as its address.
+    too many. `place`: what counts as its address; `tls`: the certificate, None for a console without TLS.
+
+    It counts from its beginning on, its handshake of TLS as well: who never does that is silent too.
     """
 
-    place = ""
+    address = place = ""
     proxies: Collection[str] = ()
-    listening: _Listening
+    tls: ServerContexts | None = None
+    handshakes: Handshakes
     _waiting: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _since = 0.0
@@ -111,13 +83,13 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn, self.logger = _Requests(h11.SERVER), _http
         super().connection_made(transport)
-        self.listening.shaken(transport.get_extra_info("socket").fileno())
         # Told of what waits for the client however little it is: so what a closed connection waits for is known too.
         # With 0 TLS would be told that an empty buffer is full.
         transport.set_write_buffer_limits(1)
         host = self.client[0] if self.client else ""
-        self.place = place_of(host)
-        self._since = self.loop.time()
+        self.address, self.place = host, place_of(host)
+        # The loop of servers has one time for all that it takes at once.
+        self._since = machine.monotonic()
         others = [each for each in self.connections if isinstance(each, _Connection) and each is not self]
         of_host = [each for each in others if each.place == self.place]
         # One that has asked nothing yet gives way, so that whoever asks at once gets in.
@@ -127,6 +99,24 @@ class _Connection(H11Protocol):
         if len(others) >= CONNECTIONS_MAX - 1:
             _give_way(others)
         self._waiting = self.loop.call_later(REQUEST_S, self._close_silent)
+        if self.tls is not None and self.tls.context is not None:
+            self._secure(transport, self.tls.context)
+
+    def _secure(self, below: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Go on over TLS."""
+
+        def shaken(error: Exception | None) -> None:
+            self.handshakes.remove(stream)
+            if error is None:
+                # The protocol's own part of it alone: this one is counted.
+                H11Protocol.connection_made(self, stream)
+            else:
+                _log.info("%s: no TLS connection: %s", self.address, server_side(error))
+
+        stream = TlsStream(self, context, server_side=True, shaken=shaken)
+        self.handshakes.add(stream)
+        below.set_protocol(stream)
+        stream.connection_made(below)
 
     def data_received(self, data: bytes) -> None:
         if self._waiting is None and self._is_between():
@@ -209,6 +199,7 @@ class ConsoleServer:
         s = settings
         tls = TlsSettings(mode="enforcing", cert_path=s.tls_cert, key_path=s.tls_key, key_password=s.tls_key_password)
         self._tls = ServerContexts(tls) if s.tls_cert else None
+        self._handshakes = Handshakes()
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.address = ""
@@ -221,12 +212,13 @@ class ConsoleServer:
     async def start(self) -> None:
         """Listen. Raises ConfigError if the port cannot be had, or a certificate cannot be read."""
         proxies = frozenset(self._settings.trusted_proxies)
-        listening = _listen(self._settings.host, self._settings.port, proxies)
+        listening = _listen(self._settings.host, self._settings.port)
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         self.address = f"{host}:{listening.getsockname()[1]}"
+        known = {"proxies": proxies, "tls": self._tls, "handshakes": self._handshakes}
         config = uvicorn.Config(
             self._app,
-            http=type("Connection", (_Connection,), {"proxies": proxies, "listening": listening}),
+            http=type("Connection", (_Connection,), known),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -240,10 +232,11 @@ class ConsoleServer:
         config.load()
         if self._tls is not None:
             try:
-                config.ssl = self._first_context(self._tls)
+                self._tls.load()
             except ConfigError as e:
                 listening.close()
                 raise ConfigError(f"the console's certificate or key cannot be used: {e}") from None
+            self._tls.watch()
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         while not self._server.started:
@@ -251,20 +244,6 @@ class ConsoleServer:
                 listening.close()
                 raise self._task.exception() or ConfigError("the console did not start; its log says why")
             await asyncio.sleep(0.005)
-
-    def _first_context(self, tls: ServerContexts) -> ssl.SSLContext:
-        """Return the context of all connections, each of which takes the newest certificate. Raises ConfigError."""
-        tls.load()
-        tls.watch()
-        first = tls.context
-        assert first is not None
-
-        def newest(link: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-            if tls.context is not None:
-                link.context = tls.context
-
-        first.sni_callback = newest
-        return first
 
     async def close(self) -> None:
         """Stop serving."""
@@ -274,10 +253,11 @@ class ConsoleServer:
             self._app.state.console.closing.set()
             self._server.should_exit = True
             await asyncio.gather(self._task, return_exceptions=True)
+        self._handshakes.close()
 
 
-def _listen(host: str, port: int, proxies: Collection[str]) -> _Listening:
-    listening = _Listening(socket.AF_INET6 if ":" in host else socket.AF_INET, proxies)
+def _listen(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -33,7 +33,7 @@ class Above(Protocol):
 
     def data_received(self, data: bytes, /) -> None: ...
 
-    def eof_received(self) -> bool: ...
+    def eof_received(self) -> bool | None: ...
 
     def pause_writing(self) -> None: ...
 
@@ -206,7 +206,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         if self._ended_already:
             return not self.is_closing()
         self._ended_already = True
-        keep = self._peer.eof_received()
+        keep = bool(self._peer.eof_received())
         if not keep:
             self.close()
         return keep
@@ -280,9 +280,11 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self._below.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return `ssl_object`, or what the transport below knows."""
+        """Return `ssl_object`, `sslcontext`, or what the transport below knows."""
         if name == "ssl_object":
             return self._object
+        if name == "sslcontext":
+            return self._object.context
         return self._below.get_extra_info(name, default) if self._below is not None else default
 
     def is_closing(self) -> bool:
