@@ -55,7 +55,7 @@ from rocketspark.broker.pop.pops import Pops
 from rocketspark.broker.repeated_work import RepeatedWork
 from rocketspark.broker.replication.broker_identity import identity_of
 from rocketspark.broker.replication.master_api import HaInfoExchange
-from rocketspark.broker.replication.members import find_holder
+from rocketspark.broker.replication.members import open_store
 from rocketspark.broker.replication.parts import ReplicationParts
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.replication.role_changes import Replication
@@ -74,7 +74,7 @@ from rocketspark.broker.storage.long_scans import LongScans
 from rocketspark.broker.storage.retention import FileCleaning, disk_used_percent
 from rocketspark.broker.storage.tiering import tiering_of
 from rocketspark.broker.topics import tell_store
-from rocketspark.errors import ConfigError, LogMissing, RocketSparkError
+from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.text import shown
 from rocketspark.protocol.json.bodies import (
@@ -165,14 +165,7 @@ class BrokerServer:
             configs = known.topic_config_table.values() if known else ()
             tell_store(self.store, configs, compaction=s.compaction)
             self.store.fell_short = self._fell_short
-            try:
-                self.store.open()
-            except LogMissing as e:
-                if not s.controller_mode:
-                    raise
-                await find_holder(s, e)
-                self.store.settings.is_copied = True
-                self.store.open()
+            await open_store(s, self.store)
             config_files.remove_leftovers(f"{s.store_root}/config")
             self.access.load()
             self.access.look_into(self.store)

@@ -265,6 +265,21 @@ class ControllerClient:
         s = await self._replicas(broker_name)
         return set() if s is None else {found.broker_id for found in s.in_sync_replicas if found.alive}
 
+    async def may_hold_all(self, broker_name: str, broker_id: int) -> bool:
+        """Tell whether a replica's log may have to hold all that was acknowledged. Raises ServerError, TransportError.
+
+        It is False where a master took office without it, or no broker ever did.
+        """
+        try:
+            found = await self.replica_info(broker_name)
+        except ServerError as e:
+            if e.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
+                return False
+            raise
+        # Who was in sync before an election is not told: it counts until the elected one has begun.
+        began = found.master is not None and not found.master.awaits_word
+        return broker_id in found.in_sync or (bool(found.in_sync) and not began)
+
     async def _replicas(self, broker_name: str) -> ReplicasOfSet | None:
         names = bodies.encode([broker_name])
         reply = await self._ask_leader(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, Header(), names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Set
 
 from rocketspark import machine
@@ -33,6 +34,8 @@ from rocketspark.protocol.headers.namesrv import RouteHeader
 from rocketspark.protocol.json import java_json
 from rocketspark.protocol.json.bodies import RouteBody
 from rocketspark.protocol.json.metadata import MemberGroupReply
+from rocketspark.store.files import config_files
+from rocketspark.store.store import Store
 from rocketspark.transport.connections import Connections, parse_addresses
 from rocketspark.transport.peer import Peer
 
@@ -257,17 +260,43 @@ async def tables_taken(
             limited.warning("a slave may lack what changed in the last seconds in topics, groups and users: %s", failed)
 
 
-async def find_holder(settings: BrokerSettings, missing: LogMissing) -> None:
+async def open_store(settings: BrokerSettings, store: Store) -> None:
+    """Open a broker's store. Raises ConfigError or StoreError.
+
+    Under a controller a store without its log is begun anew, as a copy, once another replica runs that has it.
+    """
+    s = settings
+    log_folder = s.store_commit_log or f"{s.store_root}/commitlog"
+    is_away = not os.path.isdir(f"{s.store_root}/config") and not config_files.has_log(log_folder)
+    if s.controller_mode and is_away and (identity := identity_of(s)).outlives(s.store_root):
+        # Nothing is left that tells a disk that is not mounted from one that is lost.
+        why = f"there is no store in {s.store_root}, of which {s.identity_file} has the number: mount its disk"
+        await find_holder(s, LogMissing(why), in_sync_only=True)
+        identity.give_up(f"the store in {s.store_root} is lost")
+    try:
+        store.open()
+    except LogMissing as e:
+        if not s.controller_mode:
+            raise
+        await find_holder(s, e)
+        store.settings.is_copied = True
+        store.open()
+
+
+async def find_holder(settings: BrokerSettings, missing: LogMissing, *, in_sync_only: bool = False) -> None:
     """Look for another replica that is in sync and runs, and so holds what was acknowledged; wait for it if need be.
 
     Without one this broker keeps its number while its log's disk is away, as those of all others may be: none could be
-    elected else once they are back. Raises LogMissing then, ConfigError if no controller can tell.
+    elected else once they are back. Raises LogMissing then, ConfigError if no controller can tell. `in_sync_only`: not
+    where this broker's own log does not count, as it was not in sync.
     """
     s, own_id = settings, identity_of(settings).granted()
     if own_id is None:
         return
     controller = ControllerClient(parse_addresses(s.controller_addresses), connections=inner_connections(s))
     try:
+        if in_sync_only and not await controller.may_hold_all(s.broker_name, own_id):
+            return
         until_s = machine.monotonic() + HOLDER_WAIT_S
         while not await controller.live_in_sync(s.broker_name) - {own_id}:
             if machine.monotonic() >= until_s:

@@ -110,6 +110,11 @@ def check_log_folder(set_folder: str, other: str, noted_end: int = 0) -> None:
             )
 
 
+def has_log(folder: str) -> bool:
+    """Tell whether a folder has any file of a log."""
+    return bool(_log_files(folder))
+
+
 def _log_files(folder: str) -> list[str]:
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     return [f"{folder}/{name}" for name in names if len(name) == 20 and name.isdigit()]
