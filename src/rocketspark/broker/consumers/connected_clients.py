@@ -16,6 +16,7 @@ from rocketspark.errors import NotSent, ServerError
 from rocketspark.model import Subscription
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.namespace import RETRY_PREFIX
+from rocketspark.model.subscription import ALL
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import Header
 from rocketspark.protocol.json.bodies import ConsumerData, Heartbeat
@@ -419,12 +420,23 @@ class ConnectedClients:
 
 def _forget_heavy(group: ConsumerGroup, gone: ConnectedClient | None) -> None:
     """Forget the subscriptions of a group if a member that told much more than any of those that are there is gone, or
-    tells less now: its weight counts no more. The others tell theirs again with their next heartbeats.
+    tells less now: its weight counts no more. What others told too stays: their pulls name no filter. They tell the
+    rest again with their next heartbeats.
     """
     if gone is None or gone.weight <= LIGHT_WEIGHT:
         return
-    if all(2 * other.weight < gone.weight for other in group.clients.values()):
-        group.subscriptions.clear()
+    if any(2 * other.weight >= gone.weight for other in group.clients.values()):
+        return
+    known = {(RETRY_PREFIX + group.name, ALL)}.union(*(other.subscribed for other in group.clients.values()))
+    for topic, subscription in list(group.subscriptions.items()):
+        if (topic, subscription.expression) not in known or not _is_lean(subscription):
+            del group.subscriptions[topic]
+
+
+def _is_lean(subscription: Subscription) -> bool:
+    """Tell whether tags and codes are no more than the expression is, which is all that members are known by."""
+    count, characters = subscription.expression.count("||") + 1, sum(map(len, subscription.tags))
+    return max(len(subscription.tags), len(subscription.codes)) <= count and characters <= len(subscription.expression)
 
 
 def _warn_of_others(group: ConsumerGroup, client: ConnectedClient) -> None:

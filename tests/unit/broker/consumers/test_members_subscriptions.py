@@ -59,6 +59,20 @@ def test_what_others_told_as_well_stays() -> None:
     assert len(group.subscriptions["t"].codes) == 3
 
 
+def test_what_those_who_stay_told_themselves_stays_when_one_of_many_topics_goes() -> None:
+    """Their pulls name no filter, and their next heartbeat may be half a minute away."""
+    clients = ConnectedClients(lambda group: None)
+    topics = ["t", "%RETRY%g", *map(str, range(200))]
+    for number, count in ((1, 2), (2, 202)):
+        wanted = [SubscriptionBody(topic=topic, sub_string="a", tags_set=["a"], code_set=[97]) for topic in topics]
+        wanted[1] = SubscriptionBody(topic="%RETRY%g")
+        data = ConsumerData(group_name="g", subscription_data_set=wanted[:count])
+        peer: Any = Connection(number)
+        clients.beat(peer, Heartbeat(client_id=peer.address, consumer_data_set=[data]), "JAVA", 1, 0)
+    clients.leave(peer, consumer_group="g")
+    assert list(clients.consumers["g"].subscriptions) == topics[:2]
+
+
 def test_many_who_are_silent_are_dropped_over_several_turns() -> None:
     clients = ConnectedClients(lambda group: None)
     names = [ProducerData(group_name=f"p{n}") for n in range(5000)]
