@@ -30,10 +30,11 @@ from rocketspark.client.producer.prepared_message import key_of, make_message, p
 from rocketspark.client.producer.producer import GROUP, AsyncProducer
 from rocketspark.client.results import SendManyResult, SendResult, SendStatus
 from rocketspark.client.sync import ProducerFacade
-from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, StateError, UsageError
+from rocketspark.errors import ConfigError, MessageIllegal, RocketSparkError, ServerError, StateError, UsageError
 from rocketspark.model import Message, MessageFields, MessageQueue, ReceivedMessage, is_logical, namespace
 from rocketspark.model.message import ROWS_TRANSACTION
 from rocketspark.model.text import shown
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import CheckTransactionHeader, EndHalfRangesHeader, EndTransactionHeader
 from rocketspark.protocol.message import half_ranges, properties, sysflags
 from rocketspark.protocol.message.message_ids import parse_offset_message_id, unique_ids
@@ -394,7 +395,9 @@ class AsyncTransactionProducer(AsyncProducer):
                 peer = await self._send_attempts.peer_to_end(queue)
                 return peer, await client_api.end_half_ranges(peer, header, ranges, timeout_ms=timeout_ms)
             except RocketSparkError as e:
-                if not e.retriable or machine.monotonic() >= until_s:
+                # Where it does not fit what lies there it never will.
+                is_wrong = isinstance(e, ServerError) and e.code == ResponseCode.SYSTEM_ERROR
+                if is_wrong or not e.retriable or machine.monotonic() >= until_s:
                     raise
             await self._send_attempts.look_again(queue.topic, until_s)
             await self._send_attempts.pause(attempt, until_s)
