@@ -55,6 +55,8 @@ class OpMessages:
         for number, (op_offset, position) in enumerate(self._half_messages.units(topic_names.OP_HALF_TOPIC), 1):
             if number % READ_COUNT == 0:
                 yield
+                if position < self._store.min_position:
+                    continue  # Its file was removed meanwhile.
             try:
                 body = self._half_messages.record(topic_names.OP_HALF_TOPIC, op_offset, position).body
             except RecordError as e:

@@ -63,6 +63,8 @@ class TransactionRecovery:
         for number, (queue_offset, position) in enumerate(units, 1):
             if number % READ_COUNT == 0:
                 yield
+                if position < self._store.min_position:
+                    continue  # Its file was removed meanwhile.
             if queue_offset in ended:
                 continue
             try:

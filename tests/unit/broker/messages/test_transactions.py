@@ -526,5 +526,7 @@ def test_open_half_messages_are_found_in_turns(tmp_path: Path, monkeypatch: pyte
         deque(turns, 0)
         rig.transactions.abandon()
         assert {f"k{number}" for number in range(34, 60)} - {"k50"} <= set(rig.open) <= set(found)
+        # Nothing is wrong with those that are gone.
+        assert rig.quarantine.entries() == []
 
     asyncio.run(main())
