@@ -187,6 +187,7 @@ def test_the_command_runs_statements(
         ("SELECT nothing FROM m", "SELECT * FROM v", "step v: [UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
         ("SELECT body FROM m", "SELECT * FROM w", "sink s: [TABLE_OR_VIEW_NOT_FOUND]"),
         ("SELECT tag FROM m", "SELECT * FROM v", "sink s: no column is left for the body"),
+        ("SELECT BODY FROM m", "SELECT * FROM v", "sink s: column BODY is body but for its capitals"),
     ],
 )
 def test_mistakes_name_the_part(

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
+from rocketspark.model.text import shown
 from rocketspark.spark.columns import WRITE_TYPES
 from rocketspark.spark.lakehouse import object_store
+from rocketspark.spark.lakehouse.decoded_columns import path_of
 from rocketspark.spark.metrics.progress_reports import parse_report
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.parts.progress import Progress, has_ended
@@ -270,7 +272,7 @@ def _told(frame: DataFrame, source: SqlSource) -> DataFrame:
     column = options.get("columnnameofdecodeerror") or "_decode_error"
     if not source.stream or source.format != ROCKETMQ or not options.get("decode") or column not in frame.columns:
         return frame
-    return frame.observe(f"decoded {source.name}", F.count_if(F.col(f"`{column}`").isNotNull()).alias("bad_rows"))
+    return frame.observe(f"decoded {source.name}", F.count_if(F.col(path_of((column,))).isNotNull()).alias("bad_rows"))
 
 
 def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
@@ -279,14 +281,23 @@ def sink_frame(sink: SqlSink, frame: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    if sink.format != ROCKETMQ or "body" in frame.columns:
+    if sink.format != ROCKETMQ:
+        return frame
+    known = {name.lower(): name for name in WRITE_TYPES}
+    for name in frame.columns:
+        if (meant := known.get(name.lower(), name)) != name:
+            # SQL does not tell them apart, and a body would silently become a field of another one.
+            raise ConfigError(
+                f"sink {sink.name}: column {shown(name)} is {meant} but for its capitals: name it AS {meant}"
+            )
+    if "body" in frame.columns:
         return frame
     kept = [name for name in frame.columns if name in WRITE_TYPES]
     told = [name for name in frame.columns if name not in WRITE_TYPES]
     if not told:
         raise ConfigError(f"sink {sink.name}: no column is left for the body: name one `body`, or select more")
-    body = F.to_json(F.struct(*(F.col(f"`{name}`") for name in told))).alias("body")
-    return frame.select(body, *(F.col(f"`{name}`") for name in kept))
+    body = F.to_json(F.struct(*(F.col(path_of((name,))) for name in told))).alias("body")
+    return frame.select(body, *(F.col(name) for name in kept))
 
 
 def options_with(part: SqlSource | SqlSink, where: Connection) -> dict[str, str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import sql
-from rocketspark.spark.pipelines.sql import SinkPlace, check_places
+from rocketspark.spark.pipelines.parts.sql_file import SqlSink
+from rocketspark.spark.pipelines.sql import SinkPlace, check_places, sink_frame
 
 pytestmark = pytest.mark.shows("`pipeline sql` beside what is in a sink's folder")
 
@@ -69,3 +71,11 @@ def test_what_would_delete_hide_or_be_left_out_is_refused(
     with pytest.raises(ConfigError, match=refused) as caught:
         check_places(NONE, sinks, kept)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.shows("mended: `SELECT BODY, TAG` into a topic made them fields of a JSON body")
+def test_a_message_s_column_in_other_capitals_is_refused() -> None:
+    rows: Any = SimpleNamespace(columns=["id", "BODY"])
+    with pytest.raises(ConfigError, match="sink s: column BODY is body but for its capitals: name it AS body"):
+        sink_frame(SqlSink(name="s", view="v", topic="t"), rows)
+    assert sink_frame(SqlSink(name="s", view="v", format="parquet"), rows) is rows
