@@ -1,6 +1,7 @@
 """Archives that are tables, for the tests, on the Spark whose Python runs it; each line of stdin is a step as JSON.
 
-The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures and rows (of it), sql, call.
+The first line: `conf`, `places` of the session. Then: archive, restore, compare, figures, rows and identity (of it),
+sql, call.
 Each tells its result as {"told": …}, with `error` for a line that a user would see. An archive tells its {"rows": …}
 and what it {"says": …} meanwhile; one with `stop_at` goes on until it has so many rows; one with `pause` tells that it
 is {"paused": …} before it first calls that method of an Iceberg table, and waits for a line of stdin.
@@ -24,7 +25,14 @@ from tests.support.cli_calls import call
 from rocketspark.errors import ConnectionLost, RocketSparkError
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
-from rocketspark.spark.lakehouse.table import ArchiveState, ArchiveTable, archive_at, archive_for, table_place
+from rocketspark.spark.lakehouse.table import (
+    ArchiveState,
+    ArchiveTable,
+    TablePlace,
+    archive_at,
+    archive_for,
+    table_place,
+)
 from rocketspark.spark.metrics.listening import listen_to_pipeline
 from rocketspark.spark.pipelines import archive, compare, restore
 from rocketspark.spark.pipelines.connection import Connection
@@ -192,11 +200,19 @@ def run_call(spark: SparkSession, step: dict[str, Any]) -> Any:
     return {"exit_code": called.exit_code, "stdout": called.stdout, "told": called.told}
 
 
+def identity(spark: SparkSession, step: dict[str, Any]) -> Any:
+    """The id of the table."""
+    place = archive_at(step["place"], step.get("catalog", ""), step.get("table", ""))
+    assert isinstance(place, TablePlace)
+    return {"id": archive_table.open_table(spark, place).identity()}
+
+
 STEPS = {
     "archive": run_archive,
     "restore": run_restore,
     "compare": run_compare,
     "figures": figures,
+    "identity": identity,
     "rows": run_rows,
     "sql": run_sql,
     "call": run_call,

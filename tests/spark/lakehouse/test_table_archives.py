@@ -496,3 +496,45 @@ def test_avro_of_two_versions_in_one_topic(scene: Scene, table_format: str, tmp_
     }
     rows = [old | {"note": None}, None, new, old | {"id": 3, "note": None}]
     assert found["rows"] == [[n, row, n != 1] for n, row in enumerate(rows)]
+
+
+@pytest.mark.shows(
+    "mended: a table whose commits had all expired did not tell of which namespace its topics are, nor one of Iceberg "
+    "its id with compressed metadata"
+)
+@pytest.mark.parametrize("table_format", ONE_NOW)
+def test_a_table_without_its_commits_tells_its_namespace(scene: Scene, table_format: str, tmp_path: Path) -> None:
+    topic, place = f"spaces-{table_format}", tmp_path / "table"
+    catalog = {"catalog": f"jdbc:sqlite:{place}/catalog.db"} if table_format == "iceberg" else {}
+    where = {"place": str(place), **catalog}
+    name = "rocketspark.rocketspark.archive" if catalog else f"delta.`{place}`"
+
+    def sql(text: str) -> Any:
+        return scene.ask("sql", table_format, topic, sql=text, **where)
+
+    def archived(namespace: str, **more: Any) -> Any:
+        return scene.ask("archive", table_format, topic, options={"namespace": namespace}, **more, **where)
+
+    for namespace in ("one", "two"):
+        scene.send(f"{namespace}%{topic}", 0, 5)
+    assert archived("one").get("rows") == 5
+    noted = scene.ask("identity", table_format, topic, **where)["id"]
+    setting = "write.metadata.compression-codec'='gzip" if catalog else "delta.checkpointInterval'='1"
+    sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{setting}')")
+    scene.send(f"one%{topic}", 5, 9)
+    assert archived("one").get("rows") == 4
+    # The newest commit is none of an archive's, and all of these go.
+    assert archived("one", later=True)["hours_compacted"] >= 1
+    if catalog:
+        assert isinstance(
+            sql(f"CALL rocketspark.system.expire_snapshots(table => '{name}', older_than => now())"), list
+        )
+    else:
+        for commit in sorted((place / "_delta_log").glob("*.json"))[:-1]:
+            commit.unlink()
+    assert noted
+    assert scene.ask("identity", table_format, topic, **where)["id"] == noted
+    assert "topics of namespace 'one' were read up to here, and the options name 'two'" in archived("two")["error"]
+    assert archived("one").get("rows") == 0
+    scene.send(f"one%{topic}", 9, 12)
+    assert archived("one").get("total_rows") == 12

@@ -39,6 +39,8 @@ from rocketspark.protocol.message.message_ids import joined_ids
 BATCH_BYTES = 512 << 10
 # Larger batches that a broker calls illegal may be too large for it (maxMessageSize); of smaller ones a row is wrong.
 BATCH_BYTES_LEAST = 4 << 10
+# After so many batches that were stored, larger ones are tried again; after each trial in vain, after twice as many.
+GROW_AFTER = 16
 # Of one call: requests, and bytes of them. A broker refuses what waits there for 200 ms, and should not come to that.
 IN_FLIGHT_MAX = 256
 IN_FLIGHT_BYTES_MAX = 2 << 20
@@ -131,7 +133,8 @@ class RowsInFlight:
         self._ends = np.zeros(0, np.int64)
         self._lanes: deque[Lane] = deque()
         self._sends: dict[RowsSend, Lane] = {}
-        self._batch_bytes = min(BATCH_BYTES, packing.body_bytes_max)
+        self._batch_bytes = self._batch_bytes_max = min(BATCH_BYTES, packing.body_bytes_max)
+        self._stored, self._grow_after, self._grew = 0, GROW_AFTER, False
         self._room = InFlightLimit(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
         self._failures = 0
         self._queue_is_gone = False
@@ -251,6 +254,11 @@ class RowsInFlight:
             return
         self._outcomes.append(RowsOutcome(send.at, send.end, result, error))
         self._failures = self._failures + 1 if error is not None else 0
+        if error is None and self._batch_bytes < self._batch_bytes_max:
+            self._stored += 1
+            if self._stored >= self._grow_after:
+                self._stored, self._grew = 0, True
+                self._batch_bytes = min(2 * self._batch_bytes, self._batch_bytes_max)
         if isinstance(error, StateError) or self._failures >= FAILURES_MAX:
             for each in list(self._lanes):
                 self._leave(each, error)
@@ -265,6 +273,9 @@ class RowsInFlight:
             lane.one_by_one = True
         else:
             self._batch_bytes = less_than(send.out, self._batch_bytes)
+            self._stored = 0
+            if self._grew:
+                self._grew, self._grow_after = False, 2 * self._grow_after
         if lane.queue is None:
             lane = Lane(send.at, send.end, one_by_one=one_by_one)
         else:

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from rocketspark.errors import ConfigError
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.table import (
+    NAMESPACE,
     PARTITIONS,
     WRITER,
     ArchiveState,
@@ -247,6 +248,10 @@ class DeltaTable(ArchiveTable):
         """Return the id that the table got when it was made; "" if it cannot be told. The table must exist."""
         detail = self._detail()
         return str(detail.id or "") if detail is not None else ""
+
+    def _namespace(self) -> str | None:
+        detail = self._detail()
+        return detail.properties.get(NAMESPACE) if detail is not None else None
 
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""

@@ -6,6 +6,7 @@ snapshots of one number are never published (write-audit-publish, `spark.wap.id`
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from pyspark.errors import PySparkException
 from rocketspark.errors import ConfigError, DatabaseFailed
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.table import (
+    NAMESPACE,
     PROPERTY,
     WRITER,
     ArchiveState,
@@ -55,6 +57,8 @@ _AWAY = re.compile(r"PSQLException: (Connection to |The connection attempt faile
                    r"|FATAL: (terminating connection|the database system is|sorry, too many clients))")  # fmt: skip
 # What a writer hears whose table others give other columns meanwhile.
 _OTHER_COLUMNS = re.compile("INCOMPATIBLE_DATA_FOR_TABLE|INSERT_COLUMN_ARITY_MISMATCH")
+# Spark unpacks files by their ending, and this one (write.metadata.compression-codec=gzip) is none that it knows.
+_COMPRESSED = ".gz.metadata.json"
 _UUID = r'"table-uuid"\s*:\s*"([^"]+)"'
 # Files of one hour are merged from two on.
 _MERGE_MIN = 2
@@ -367,7 +371,16 @@ class IcebergTable(ArchiveTable):
             file = object_store.literal(self.spark.sql(entries).collect()[0].file)
             # Spark's SQL shows it nowhere.
             found = F.regexp_extract("value", _UUID, 1).alias("id")
-            return str(self.spark.read.text(file, wholetext=True).select(found).collect()[0].id)
+            if not file.endswith(_COMPRESSED):
+                return str(self.spark.read.text(file, wholetext=True).select(found).collect()[0].id)
+            content = self.spark.read.format("binaryFile").load(file).select("content").collect()[0].content
+        told = re.search(_UUID, gzip.decompress(content).decode())
+        return told[1] if told else ""
+
+    def _namespace(self) -> str | None:
+        with self._asking():
+            rows = self.spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
+        return next((str(row.value) for row in rows if row.key == NAMESPACE), None)
 
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""

@@ -6,6 +6,7 @@ number: whoever writes looks at the newest commit first, and a number is committ
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
@@ -28,11 +30,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+log = logging.getLogger("rocketspark.spark")
+
 VERSION = 1
 FORMATS = ("parquet", "delta", "iceberg")
 # The writer's name in transactions, and the name of our property in commits.
 WRITER = "rocketspark-archive"
 PROPERTY = "rocketspark.archive"
+# The property of a table that tells of which namespace its topics are, "" for none: commits expire.
+NAMESPACE = "rocketspark.namespace"
 TABLE_DEFAULT = "rocketspark.archive"
 PARTITIONS = ("topic", "hour")
 CATALOG_FILE = "catalog.db"
@@ -211,6 +217,11 @@ def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
         return None
 
 
+def sql_text(text: str) -> str:
+    """Return a text as a literal of Spark's SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def ddl(columns: StructType) -> str:
     """Return columns as DDL, with quoted names."""
     return ", ".join(f"{decoded_columns.path_of((f.name,))} {quoted(f.dataType)}" for f in columns.fields)
@@ -306,6 +317,23 @@ class ArchiveTable(ABC):
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""
 
+    @abstractmethod
+    def _namespace(self) -> str | None:
+        """Return what the table's property NAMESPACE says; None if it has none."""
+
+    def note_namespace(self, offsets: Mapping[str, Any]) -> None:
+        """Have the table itself tell of which namespace the topics of these offsets are; only a warning if it may not
+        be changed.
+        """
+        namespace = offsets.get(NAMESPACE_KEY, "")
+        try:
+            if self._namespace() != namespace:
+                told = sql_text(namespace)
+                self.spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{NAMESPACE}'={told})")
+        except (PySparkException, RocketSparkError) as e:
+            why = str(e).splitlines()[0]
+            log.warning("the table %s does not tell of which namespace its topics are: %s", self.place, why)
+
     def row_count(self) -> int:
         """Return how many rows the table has."""
         return self.read().count()
@@ -356,9 +384,10 @@ class ArchiveTable(ABC):
 
     def _state_of_rows(self) -> ArchiveState | None:
         """Return the state of a table whose commits have expired, by its rows. Its number is above those of all commits
-        before. Rows do not tell of which namespace their topics are.
+        before. Rows do not tell of which namespace their topics are, but a property of the table does.
         """
-        return ArchiveState(time.time_ns() // 1_000_000, {**self.offsets_of_rows(), NAMESPACE_KEY: None})
+        offsets = self.offsets_of_rows() | {NAMESPACE_KEY: self._namespace()}
+        return ArchiveState(time.time_ns() // 1_000_000, offsets)
 
     def offsets_of_rows(self, topics: Collection[str] = ()) -> dict[str, Any]:
         """Return the next offset of each queue by the rows of the table, as a stream's JSON; for these topics, by

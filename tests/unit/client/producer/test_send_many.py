@@ -144,6 +144,30 @@ async def test_rows_that_were_told_as_not_sent_do_not_follow_a_batch_that_is_sen
 
 
 @in_loop
+@pytest.mark.shows("mended: one row that a broker refuses made all later batches of `send_many` small")
+async def test_batches_grow_again_after_some_were_stored(small_batches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_many, "BATCH_BYTES_LEAST", 200)
+    monkeypatch.setattr(send_many, "GROW_AFTER", 2)
+    for limit, size in ((900, 492), (10_000, 984)):
+        sizes: list[int] = []
+
+        def rule(header: Any, body: bytes, limit: int = limit, sizes: list[int] = sizes) -> tuple[int, str] | None:
+            sizes.append(len(body))
+            is_refused = b"wrong" in body or len(body) > limit
+            return (ResponseCode.MESSAGE_ILLEGAL, "no") if is_refused else None
+
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
+            fake.broker.rules[BATCH] = fake.broker.rules[SEND] = rule
+            result = await producer.send_many("t", [b"wrong", *[b"." * 90] * 400])
+            failed = np.flatnonzero(result.failed).tolist()
+            assert failed[0] == 0
+            assert failed == list(range(len(failed)))
+            assert len(stored(fake.broker)[0]) == 401 - len(failed)
+        # The last one holds what was left.
+        assert max(sizes[-6:-1]) == size
+
+
+@in_loop
 async def test_no_rows() -> None:
     async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
         result = await producer.send_many("unknown", [])

@@ -143,6 +143,10 @@ def test_rows_that_are_gone_since_they_were_looked_at_are_archived_again() -> No
 def test_rows_do_not_tell_of_a_namespace_and_no_rows_are_no_state() -> None:
     class Rows(IcebergHistory):
         found: dict[str, Any] = {}
+        namespace: str | None = None
+
+        def _namespace(self) -> str | None:
+            return self.namespace
 
         def offsets_of_rows(self, topics: Any = ()) -> dict[str, Any]:
             return self.found
@@ -154,3 +158,31 @@ def test_rows_do_not_tell_of_a_namespace_and_no_rows_are_no_state() -> None:
     assert state is not None
     assert state.offsets == {**table.found, "@namespace": None}
     assert not tells_namespace(state.offsets, "one", fail=True)
+    # But the table does.
+    table.namespace = "two"
+    state = table._state_of_rows()
+    assert state is not None
+    with pytest.raises(ConfigError, match="topics of namespace 'two' were read up to here, and the options name 'one'"):
+        tells_namespace(state.offsets, "one", fail=True)
+
+
+def test_a_table_is_told_its_namespace_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Properties(IcebergHistory):
+        there: dict[str, str] = {}
+
+        def sql(self, asked: str) -> Any:
+            super().sql(asked)
+            if not asked.startswith("SHOW TBLPROPERTIES"):
+                raise AnalysisException("may not be changed\nby you")
+            return self
+
+        def collect(self) -> list[Any]:
+            return [Row(key=key, value=value) for key, value in self.there.items()]
+
+    table = Properties([])
+    table.note_namespace({"@namespace": "it's"})
+    assert table.asked[-1] == r"ALTER TABLE c.rocketspark.archive SET TBLPROPERTIES ('rocketspark.namespace'='it\'s')"
+    assert "does not tell of which namespace its topics are: may not be changed" in caplog.text
+    table.there, table.asked = {"rocketspark.namespace": ""}, []
+    table.note_namespace({"t": {}})
+    assert table.asked == ["SHOW TBLPROPERTIES c.rocketspark.archive"]

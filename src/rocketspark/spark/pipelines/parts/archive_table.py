@@ -85,6 +85,7 @@ class TableTarget:
         self._held = NO_COLUMNS
         self._state: ArchiveState | None = None
         self._seen: ArchiveState | None = None
+        self._is_noted = False
 
     def hold(self) -> None:
         """Add the decoded columns to the table if it lacks them. Raises ConfigError, and changes nothing, if it cannot
@@ -137,6 +138,9 @@ class TableTarget:
         # Should this fail, the commit may have been made all the same.
         self._state = None
         count = self._table.append(rows, state, before)
+        if not self._is_noted:
+            self._is_noted = True
+            self._table.note_namespace(offsets)
         self._state = self._seen = state
         return count
 
