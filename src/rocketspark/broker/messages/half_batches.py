@@ -221,7 +221,7 @@ class BatchedHalves:
             if form is None:
                 return None
             messages, found, ids = form.layout, form.found, form.ids
-        if len(form.group) > HALF_NAMES_MAX:
+        if len(form.group) + ids.shape[1] > HALF_NAMES_MAX:
             return None
         flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
         accepted = self._put_message.accept_layout(

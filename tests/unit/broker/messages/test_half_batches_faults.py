@@ -117,3 +117,20 @@ def test_each_is_committed_once(seed: int, tmp_path: Path, monkeypatch: pytest.M
     run = Run(seed, tmp_path)
     monkeypatch.setattr(test_transactions, "Store", partial(Store, files=run.files))
     asyncio.run(run.run())
+
+
+@pytest.mark.shows("names of half messages have the same bound in batches, where they stay in memory once asked about")
+def test_long_ids_are_refused_in_batches_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        for length in (1100, 900):
+            items = [item(f"{'K' * length}{number:04d}", b"x") for number in range(100)]
+            stored = 0
+            with suppress(ServerError):
+                stored = len(
+                    HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN).positions
+                )
+            assert stored == rig.transactions.open_count == (100 if length == 900 else 0)
+        rig.kill()
+
+    asyncio.run(main())
