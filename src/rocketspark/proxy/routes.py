@@ -17,7 +17,7 @@ from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import checked_group, checked_topic
 from rocketspark.proxy.message_form import WIRE_TYPES
-from rocketspark.proxy.settings import ProxySettings
+from rocketspark.proxy.settings import PORT_MAX, ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import AddressScheme, Code, MessageType, Permission
 from rocketspark.proxy.wire.statuses import Refused, status
@@ -97,13 +97,17 @@ class QueryRoutes:
         return self._alone if count > QUEUES_IN_TURN else contextlib.nullcontext()
 
     def _endpoints(self, used: Any) -> Any:
-        """Return where clients reach the brokers: this proxy, by the host that they use."""
+        """Return where clients reach the brokers: this proxy, by the hosts that they use."""
         if not used.addresses:
             raise Refused(Code.ILLEGAL_ACCESS_POINT, "endpoints hold no address")
         if used.scheme == AddressScheme.ADDRESS_SCHEME_UNSPECIFIED:
             raise Refused(Code.ILLEGAL_ACCESS_POINT, "endpoints have no address scheme")
-        host = self._settings.advertised_host
-        addresses = [messages.Address(host=host or each.host, port=self.port) for each in used.addresses]
+        host, asked = self._settings.advertised_host, self._settings.asked_port
+        if asked and not all(0 < each.port <= PORT_MAX for each in used.addresses):
+            raise Refused(Code.ILLEGAL_ACCESS_POINT, f"a port from 1 to {PORT_MAX} is needed in each endpoint")
+        addresses = [
+            messages.Address(host=host or each.host, port=each.port if asked else self.port) for each in used.addresses
+        ]
         return messages.Endpoints(scheme=used.scheme, addresses=addresses[:1] if host else addresses)
 
 

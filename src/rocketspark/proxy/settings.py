@@ -21,7 +21,8 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     """What a proxy is started with. Times in ms, sizes in bytes; in brackets Apache's key.
 
     `namesrv`: "host:port;…"; `host`, `port`: where it listens (0 takes a free one) [grpcServerPort]; `advertised_host`:
-    the host in routes, by default the one that the client used; `remoting_port`: one more port for clients
+    the host in routes, by default the one that the client used; `asked_port`: the port in routes is the one that the
+    client used too, else `port` [useEndpointPortFromRequest]; `remoting_port`: one more port for clients
     before 5.0 [remotingListenPort], who are served on `port` too; `authentication`, `authorization`: whether clients
     are asked who they are, and may do only what the cluster's users and rules let them; None for: if the proxy's own
     requests are signed [authenticationEnabled, authorizationEnabled]; `share_port`: other processes may listen on the
@@ -37,6 +38,7 @@ class ProxySettings(msgspec.Struct, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8081
     advertised_host: str = ""
+    asked_port: bool = False
     request_timeout_ms: float = 3000
     inbound_bytes_max: int = 130 << 20
     body_bytes_max: int = 4 << 20
@@ -102,6 +104,7 @@ PORT_MAX = 65535
 FIELDS = {
     "namesrvAddr": "namesrv",
     "grpcServerPort": "port",
+    "useEndpointPortFromRequest": "asked_port",
     "grpcMaxInboundMessageSize": "inbound_bytes_max",
     "maxMessageSize": "body_bytes_max",
     "maxUserPropertySize": "user_properties_bytes_max",

@@ -4,6 +4,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, cast
 
 import grpc
@@ -14,11 +15,12 @@ from tests.unit.proxy.conftest import RawClient, RunningProxy, running_proxy
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError
 from rocketspark.model import QueueData
-from rocketspark.proxy.routes import permissions
+from rocketspark.proxy.routes import QueryRoutes, permissions
 from rocketspark.proxy.server import ProxyServer
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import AddressScheme, ClientType, Code, Permission
+from rocketspark.proxy.wire.statuses import Refused
 from rocketspark.testing.cluster import Cluster
 from rocketspark.transport.processor_table import RpcHooks
 
@@ -43,6 +45,22 @@ def test_a_route_has_every_queue_behind_this_proxy(cluster: Cluster, proxy: Runn
         (n, Permission.READ_WRITE, "broker-a", 0) for n in range(3)
     ]
     assert {a.port for q in answer.message_queues for a in q.broker.endpoints.addresses} == {proxy.server.port}
+
+
+def test_routes_have_the_port_that_was_asked_for_where_the_file_says_so() -> None:
+    asked = messages.Endpoints(
+        scheme=AddressScheme.IPv4, addresses=[{"host": "a", "port": 443}, {"host": "b", "port": 8443}]
+    )
+    for more, expected in (
+        ({}, [("a", 81), ("b", 81)]),
+        ({"asked_port": True}, [("a", 443), ("b", 8443)]),
+        ({"asked_port": True, "advertised_host": "c"}, [("c", 443)]),
+    ):
+        routes = QueryRoutes(ProxySettings(namesrv="n:1", port=81, **more), cast(Any, None))
+        assert [(each.host, each.port) for each in routes._endpoints(asked).addresses] == expected
+        for port in (0, -1, 65536):
+            with pytest.raises(Refused, match="port") if more else nullcontext():
+                routes._endpoints(endpoints("a", port))
 
 
 def test_names_and_access_points_that_cannot_be_are_refused_in_the_answer(client: RawClient) -> None:

@@ -24,6 +24,7 @@ def test_keys_are_settings_of_ours_in_our_units(tmp_path: Path) -> None:
         "rocketMQClusterName": "DefaultCluster",
         "namesrvAddr": "127.0.0.1:9876",
         "grpcServerPort": 8091,
+        "useEndpointPortFromRequest": "true",
         "maxDelayTimeMills": "1000",
         "enableTopicMessageTypeCheck": "false",
         "transactionHeartbeatPeriodSecond": 3,
@@ -32,7 +33,7 @@ def test_keys_are_settings_of_ours_in_our_units(tmp_path: Path) -> None:
     found, warnings = proxy_settings.read_file(written(tmp_path, values))
     settings = ProxySettings(**found)
     assert (settings.namesrv, settings.port, settings.delay_ms_max) == ("127.0.0.1:9876", 8091, 1000)
-    assert (settings.check_topic_type, settings.heartbeat_interval_ms) == (False, 3000)
+    assert (settings.check_topic_type, settings.heartbeat_interval_ms, settings.asked_port) == (False, 3000, True)
     assert warnings == [f"{tmp_path / 'rmq-proxy.json'}: key 'rocketMQClusterName' has no effect"]
 
 
