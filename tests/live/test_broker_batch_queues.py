@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,30 @@ def test_a_held_pull_gets_a_batch_that_comes(tmp_path: Path) -> None:
             await send_batch(peer, 4)
             found = await held
             assert found.header(headers.PullReply).next_offset == 4
+
+    run(main())
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+@pytest.mark.parametrize("own_id", [True, False])
+def test_where_its_messages_stand_a_sender_does_not_say(tmp_path: Path, code: RequestCode, own_id: bool) -> None:
+    said = {"INNER_NUM": "1", "INNER_BASE": "1000"}
+    inner = [BatchItem(0, b"%d" % n, properties.encode(said | {"UNIQ_KEY": f"U{n}"}).encode()) for n in range(3)]
+
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, attributes=BATCHED)
+            outer = said | ({"UNIQ_KEY": "OUTER"} if own_id else {})
+            reply = await send(peer, batch.encode(inner), code=code, sys_flag=0xC0, pairs=outer)
+            reply.raise_for_code("a batch")
+            assert await sent(peer, b"of another") == 3
+            stored = (await pull(peer, TOPIC, 0, 0, count_max=32)).body
+            expected = [(0, b"0"), (1, b"1"), (2, b"2"), (3, b"of another")]
+            assert [(m.queue_offset, m.body) for m in record.decode_messages(stored)] == expected
+            # Nobody could tell what such a one holds: a thousand times what its topic may take.
+            for flag in (0xC1, 0xC4):
+                reply = await send(peer, zlib.compress(batch.encode(inner)), sys_flag=flag, pairs=outer)
+                assert reply.code == ResponseCode.MESSAGE_ILLEGAL
 
     run(main())
 

@@ -374,9 +374,15 @@ def check_queue_type(topic: str, known: TopicConfig | None, attributes: dict[str
 
 
 def check_inner_batch(topic: str, config: TopicConfig | None, sys_flag: int) -> None:
-    """Raise ServerError 13 for one record of several messages that is sent to a topic without batch queues."""
-    if sys_flag & sysflags.INNER_BATCH and (config is None or not has_batch_queues(config)):
-        raise ServerError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: inner batches need {QUEUE_TYPE}={BATCH}, {topic} has not",
-        )
+    """Raise ServerError 13 for one record of several messages that is sent to a topic without batch queues, or that
+    cannot be counted.
+    """
+    if not sys_flag & sysflags.INNER_BATCH:
+        return
+    why = ""
+    if config is None or not has_batch_queues(config):
+        why = f"inner batches need {QUEUE_TYPE}={BATCH}, {topic} has not"
+    elif sys_flag & (sysflags.COMPRESSED | sysflags.TRANSACTION_MASK):
+        why = "an inner batch is neither compressed nor a transaction's"
+    if why:
+        raise ServerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {why}")

@@ -138,7 +138,9 @@ class SendHandler:
             stored = self._as_sent(stored, pairs)
             if self._durability.needed and pairs.get(b"WAIT") != b"false":
                 self._durability.check()
-            if h.batch or request.code == 320:
+            if h.batch or request.code == 320 or h.sys_flag & sysflags.INNER_BATCH:
+                # How many messages it holds, and from which offset on, is not its sender's to say.
+                h.batch, h.sys_flag = True, h.sys_flag & ~(sysflags.INNER_BATCH | sysflags.NEED_UNWRAP)
                 if read is None and len(body) > LONG_BATCH_BYTES:
                     return peer.alone(self._read_first(peer, request, body))
                 batch = self._put_message.accept_batch(h, queue_id, body, pairs, peer.packed_host, read)

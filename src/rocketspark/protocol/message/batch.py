@@ -23,6 +23,8 @@ _SIZE = struct.Struct(">i")
 SCAN_COUNT_MIN = 24
 # The answer names each in some 33 bytes, and clients take a header of 1 MiB.
 COUNT_MAX = 30_000
+# A record that holds several tells how many in 16 bits; a small body may inflate to three million.
+DECODED_MAX = 0x7FFF
 
 
 class BatchItem(NamedTuple):
@@ -50,11 +52,13 @@ def encode_item(flag: int, body: bytes, properties: bytes) -> bytes:
 
 
 def decode(body: bytes | memoryview) -> list[BatchItem]:
-    """Return the messages of a batch body. Raises RecordError if lengths do not fit."""
+    """Return the messages of a batch body. Raises RecordError if lengths do not fit, or for over `DECODED_MAX`."""
     view = memoryview(body)
     items: list[BatchItem] = []
     at = 0
     while at < len(view):
+        if len(items) == DECODED_MAX:
+            raise RecordError(f"a batch of more than {DECODED_MAX} messages")
         if len(view) - at < _HEAD.size + 2:
             raise RecordError(f"batch message {len(items)} is cut off at byte {at}")
         size, _, _, flag, body_length = _HEAD.unpack_from(view, at)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rocketspark.errors import RecordError
 from rocketspark.model.text import whole_number
 from rocketspark.protocol.message import checksums, sysflags
-from rocketspark.protocol.message.batch import HEAD_BYTES
+from rocketspark.protocol.message.batch import DECODED_MAX, HEAD_BYTES
 from rocketspark.protocol.message.record_layout import (
     CRC_MASK,
     PLACES,
@@ -173,7 +173,7 @@ def items_of(buffer: Buffer, found: Records) -> Items | None:
         inside = _starts(body)
         stated = found.bases[place]
         base = offset if stated is None else whole_number(stated)
-        if inside is None or base is None or base > _OFFSET_MAX - len(inside):
+        if inside is None or base is None or base > _OFFSET_MAX - len(inside) or len(inside) > DECODED_MAX:
             return None
         counts[place] = len(inside)
         firsts.append(base)

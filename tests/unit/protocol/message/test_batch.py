@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import batch
+from rocketspark.store.consumequeue.batch_consume_queue import INNER_COUNT_MAX
 
 ITEMS = st.lists(
     st.builds(
@@ -59,3 +60,10 @@ def test_a_length_beyond_the_batch_is_named() -> None:
         batch.decode(bytes.fromhex(ONE_HEX.replace("00000002", "00010002")))
     with pytest.raises(RecordError, match="states 29 bytes"):
         batch.decode(bytes.fromhex(ONE_HEX.replace("0000001c", "0000001d")))
+
+
+def test_a_record_holds_no_more_messages_than_its_queue_counts() -> None:
+    empty = batch.encode_item(0, b"", b"")
+    assert len(batch.decode(empty * batch.DECODED_MAX)) == batch.DECODED_MAX == INNER_COUNT_MAX
+    with pytest.raises(RecordError, match="a batch of more than 32767 messages"):
+        batch.decode(empty * (batch.DECODED_MAX + 1))

@@ -110,6 +110,11 @@ def test_inner_batches_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(found.column("sysFlag").to_pylist()) == {0}
 
 
+def test_a_batch_of_more_messages_than_a_queue_counts_is_left_to_the_slow_way() -> None:
+    crowd = batch.encode_item(0, b"", b"") * (batch.DECODED_MAX + 1)
+    assert_as_row_by_row(make(0, items_of(0, 3)) + make(3, [], body=crowd) + make(4, items_of(4, 1)))
+
+
 tidy_properties = st.dictionaries(
     st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "a"]), st.sampled_from(["t1", "t2", "ü", "a b"]), max_size=4
 ).map(lambda d: "".join(f"{k}\x01{v}\x02" for k, v in d.items()).encode())
