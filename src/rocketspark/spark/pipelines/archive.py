@@ -92,7 +92,7 @@ def run(
     with open_archive(place) as archive:
         where = connection(where)
         reading = options_of(where, topics)
-        check_servers(archive.folder / STATE, dict.fromkeys(names_in(reading), where[:2]), option="--to")
+        check_servers(archive.folder / STATE, dict.fromkeys(names_in(reading), where.namesrv), option="--to")
         reader = StreamReader(READ_SCHEMA, reading)
         target = _Folder(spark, archive)
         work = MicroBatches(target, reader, topics, progress=progress, batch_rows=options.batch_rows, once=once)

@@ -92,7 +92,7 @@ def run(
     check(source, target, options)
     by, name, delivery = options.by, options.name, options.delivery
     where = connection(where)
-    check_servers(checkpoint, {source: where[:2]})
+    check_servers(checkpoint, {source: where.namesrv})
     # A body that does not inflate goes on as it is stored.
     reading = where.read_options() | {"topic": source, "startingOffsets": options.start_at}
     if options.batch_rows is not None:

@@ -312,14 +312,10 @@ def _streams(plan: SqlPlan) -> list[SqlSource]:
     return [source for source in plan.sources if source.stream and source.format == ROCKETMQ]
 
 
-def servers_of(plan: SqlPlan, where: Connection) -> dict[str, tuple[str, str]]:
-    """Return the NameServers and the namespace that each stream of a plan is read from, by its name."""
-    found = {}
-    for source in _streams(plan):
-        named = {name.lower(): value for name, value in options_with(source, where).items()}
-        if "namesrv" in named:
-            found[source.name] = named["namesrv"], named.get("namespace", "")
-    return found
+def servers_of(plan: SqlPlan, where: Connection) -> dict[str, str]:
+    """Return the NameServers that each stream of a plan is read from, by its name."""
+    given = {source.name: options_with(source, where) for source in _streams(plan)}
+    return {name: v for name, options in given.items() for option, v in options.items() if option.lower() == "namesrv"}
 
 
 def _end(plan: SqlPlan, where: Connection) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def dedupe(
     from rocketspark.spark.pipelines.parts.streaming import check_servers, default_folder
 
     place = checkpoint or default_folder(f"dedupe-{source}-{target}") + ".checkpoint"
-    check_servers(place, {source: where[:2]})
+    check_servers(place, {source: where.namesrv})
     # Keys may be many: they are not to fill the JVM's heap.
     conf = (f"spark.sql.streaming.stateStore.providerClass={pipeline.ROCKSDB}",)
     with shared.start("dedupe", conf=conf, writes=(checkpoint,)) as (spark, progress):

@@ -56,7 +56,7 @@ def run(
     table = open_table(spark, place)
     schema, reading = decoding(table, given)
     streams = (f"{place.name} {name}".strip() for name in names_in(reading))
-    check_servers(place.place, dict.fromkeys(streams, where[:2]), option="--to")
+    check_servers(place.place, dict.fromkeys(streams, where.namesrv), option="--to")
     target = TableTarget(spark, table, schema)
     target.hold()
     reader = StreamReader(schema, reading)

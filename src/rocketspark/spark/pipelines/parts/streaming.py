@@ -144,12 +144,12 @@ def end_of_topics(options: Mapping[str, str]) -> dict[str, Any]:
         reader.stop()
 
 
-def check_servers(place: Path | str, sources: Mapping[str, tuple[str, str]], *, option: str = "--checkpoint") -> None:
+def check_servers(place: Path | str, sources: Mapping[str, str], *, option: str = "--checkpoint") -> None:
     """Note in a folder, the place that streams are given, of which cluster each of them is; nothing on an object store.
-    `sources`: NameServers and namespace by the stream's name; `option`: the option that gives the place.
+    `sources`: NameServers by the stream's name; `option`: the option that gives the place.
 
-    Raises ConfigError if none of a stream's servers was noted for it, or another namespace: queues of one name there,
-    of which RocketMQ's brokers do not tell, would be read from where the ones before were left.
+    Raises ConfigError if none of a stream's servers was noted for it, once anything was read: queues of one name in
+    another cluster, of which RocketMQ's brokers do not tell, would be read from where the ones before were left.
     """
     folder = local(place)
     if scheme_of(folder):
@@ -158,14 +158,12 @@ def check_servers(place: Path | str, sources: Mapping[str, tuple[str, str]], *, 
     noted: dict[str, str] = {}
     with suppress(FileNotFoundError, msgspec.DecodeError):
         noted = typed_json.decode(note.read_bytes(), dict[str, str])
-    now = {name: f"{in_one_form(servers)} {space}".strip() for name, (servers, space) in sources.items()}
-    for name, where in now.items():
-        before = noted.get(name, where)
-        (old, _, old_space), (new, _, new_space) = before.partition(" "), where.partition(" ")
-        is_same = old_space == new_space and {*old.split(";")} & {*new.split(";")}
-        if not is_same and _is_begun(Path(folder)):
+    now = {name: in_one_form(servers) for name, servers in sources.items()}
+    for name, servers in now.items():
+        before = noted.get(name, servers)
+        if not {*before.split(";")} & {*servers.split(";")} and _is_begun(Path(folder)):
             raise ConfigError(
-                f"{place} is the place of a read of {shown(name)} at {before}, and this is one at {where}: give"
+                f"{place} is the place of a read of {shown(name)} at {before}, and this is one at {servers}: give"
                 f" another {option}; if it is the same cluster, remove {note}"
             )
     if noted | now != noted:

@@ -10,7 +10,6 @@ from tests.support.cli_calls import call
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark.pipelines import archive, dedupe, sql
-from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts import streaming
 from rocketspark.spark.pipelines.parts.sql_file import SqlPlan, SqlSource
 from rocketspark.spark.pipelines.parts.streaming import (
@@ -135,17 +134,17 @@ def test_a_name_that_the_writer_refuses_is_told_as_an_option_of_the_command() ->
 )
 def test_a_place_tells_of_which_servers_its_streams_are(tmp_path: Path) -> None:
     place = str(tmp_path / "place")
-    check_servers(place, {"orders": ("a:1;b:1", "")})
+    check_servers(place, {"orders": "a:1;b:1"})
     read_into(place)
-    check_servers(place, {"orders": ("B:1;C:1", ""), "bills": ("x:1", "")})
+    check_servers(place, {"orders": "B:1;C:1", "bills": "x:1"})
     with pytest.raises(ConfigError, match=r"a read of orders at b:1;c:1, and this is one at a:1: .* remove .*servers"):
-        check_servers(place, {"orders": ("a:1", "")})
+        check_servers(place, {"orders": "a:1"})
     # Nothing was noted of it, and a stream that is left out keeps its note.
-    check_servers(place, {"bills": ("x:1;a:1", "")})
+    check_servers(place, {"bills": "x:1;a:1"})
     with pytest.raises(ConfigError, match="orders at b:1;c:1"):
-        check_servers(place, {"orders": ("a:1", "")})
+        check_servers(place, {"orders": "a:1"})
     (tmp_path / "place" / SERVERS).unlink()
-    check_servers(place, {"orders": ("a:1", "")})
+    check_servers(place, {"orders": "a:1"})
 
 
 def read_into(place: str) -> None:
@@ -164,26 +163,10 @@ def test_a_place_that_nothing_was_read_into_is_of_no_cluster_yet(tmp_path: Path)
     for name in ("metadata", ".metadata.crc", "lock"):
         (tmp_path / name).write_text("1")
     for servers in ("mistyped:1", "a:1"):
-        check_servers(tmp_path, {"orders": (servers, "")})
+        check_servers(tmp_path, {"orders": servers})
     (tmp_path / "offsets" / "0").write_text("{}")
     with pytest.raises(ConfigError, match="orders at a:1, and this is one at mistyped:1"):
-        check_servers(tmp_path, {"orders": ("mistyped:1", "")})
-
-
-@pytest.mark.shows(
-    "mended: `dedupe`, `sql` and `archive` of one name in another namespace went on where the first was left"
-)
-def test_a_place_is_of_one_namespace(tmp_path: Path) -> None:
-    read_into(str(tmp_path))
-    check_servers(tmp_path, {"orders": ("a:1;b:1", "A")})
-    check_servers(tmp_path, {"orders": ("b:1", "A")})
-    for space in ("B", ""):
-        with pytest.raises(ConfigError, match=rf"orders at b:1 A, and this is one at b:1{f' {space}'.rstrip()}: "):
-            check_servers(tmp_path, {"orders": ("b:1", space)})
-    where = Connection("b:1", "B")
-    given: dict[str, dict[str, Any]] = {"one": {}, "two": {"namesrv": "c:1", "NameSpace": "C"}}
-    sources = [SqlSource(name=name, topic="t", stream=True, options=own) for name, own in given.items()]
-    assert sql.servers_of(SqlPlan("p", sources, [], []), where) == {"one": ("b:1", "B"), "two": ("c:1", "C")}
+        check_servers(tmp_path, {"orders": "mistyped:1"})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +185,7 @@ def test_a_command_refuses_the_place_of_another_cluster(
     Path("totals.yaml").write_text(
         "sources: [{name: one, topic: one, stream: true}]\nsinks: [{name: two, from: one, topic: two}]\n"
     )
-    check_servers(place, {"one": ("127.0.0.1:1", "")})
+    check_servers(place, {"one": "127.0.0.1:1"})
     read_into(place)
     told = call("pipeline", *command, "--namesrv", "127.0.0.1:2")
     assert told.exit_code == 1
@@ -214,7 +197,7 @@ NO_SPARK: Any = None
 
 def test_a_program_is_refused_as_a_command_is(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "_archive"):
-        check_servers(f"file://{place}", {"one": ("127.0.0.1:1", "")})
+        check_servers(f"file://{place}", {"one": "127.0.0.1:1"})
         read_into(str(place))
     plan = SqlPlan("p", [SqlSource(name="one", topic="one", stream=True)], [], [])
     with pytest.raises(ConfigError, match="give another --checkpoint"):
@@ -227,5 +210,5 @@ def test_a_program_is_refused_as_a_command_is(tmp_path: Path) -> None:
 
 def test_nothing_is_noted_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check_servers("s3a://lake/place", {"one": ("127.0.0.1:1", "")})
+    check_servers("s3a://lake/place", {"one": "127.0.0.1:1"})
     assert not list(tmp_path.iterdir())
