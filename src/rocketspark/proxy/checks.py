@@ -27,7 +27,7 @@ TURN = 256
 # Of any request but messages, whose bodies and properties have bounds of their own.
 REQUEST_BYTES_MAX = 4 << 20
 # Of one request; those of a request with fewer bytes than `COUNTED_BYTES_MIN` are not counted.
-FIELDS_MAX = 131_072
+FIELDS_MAX = 262_144
 COUNTED_BYTES_MIN = 4 << 10
 # What a client may tell of itself.
 SETTINGS_BYTES_MAX = 256 << 10

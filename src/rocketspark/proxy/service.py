@@ -169,7 +169,7 @@ class Reader:
             count = 0
             for count in count_fields(data, self._kind):
                 check_fields(self._rpc, count)
-                if not count % IN_TURN:
+                if count >= IN_TURN:
                     await asyncio.sleep(0)
             take(count * FIELD_BYTES)
         try:

@@ -11,7 +11,7 @@ import pytest
 from rocketspark.proxy.checks import FIELDS_MAX, REQUEST_BYTES_MAX
 from rocketspark.proxy.service import FIELD_BYTES, Reader
 from rocketspark.proxy.wire import messages
-from rocketspark.proxy.wire.crowds import IN_TURN, Kind, count_fields
+from rocketspark.proxy.wire.crowds import IN_TURN, SMALL_BYTES, Kind, count_fields
 from rocketspark.proxy.wire.enumerations import Code
 from rocketspark.proxy.wire.statuses import Refused
 
@@ -32,13 +32,31 @@ def test_fields_are_counted_as_deep_as_they_may_be_many() -> None:
     for i in range(100):
         request.messages[0].user_properties[f"k{i}"] = "v"
     assert counted(request.SerializeToString()) == 103
-    # What is small counts as one, what is not is looked into.
+    # What is small counts as one with what it may have many of, what is not is looked into.
     request.messages[0].system_properties.keys.extend(["k"] * 10)
-    assert counted(request.SerializeToString()) == 104
+    assert counted(request.SerializeToString()) == 114
     request.messages[0].system_properties.keys.extend([""] * 1000)
     assert counted(request.SerializeToString()) == 1114
     settings = messages.TelemetryCommand(settings={"publishing": {"topics": [{}] * 500}})
     assert counted(settings.SerializeToString(), Kind(messages.TelemetryCommand.DESCRIPTOR)) == 502
+
+
+@pytest.mark.parametrize(
+    ("rpc", "small"),
+    [
+        ("SendMessage", messages.SendMessageRequest(messages=[{"system_properties": {"keys": [""] * 126}}])),
+        ("Telemetry", messages.TelemetryCommand(settings={"publishing": {"topics": [{}] * 120}})),
+        ("Telemetry", messages.TelemetryCommand(settings={"subscription": {"subscriptions": [{}] * 120}})),
+        # A key's tag as a number of three bytes.
+        ("SendMessage", b"\x0a\xff\x01" + b"\x1a\xfc\x01" + b"\x92\x80\x00\x00" * 63),
+    ],
+)
+def test_a_crowd_in_small_pieces_is_refused_too(rpc: str, small: Any) -> None:
+    data = small if isinstance(small, bytes) else small.SerializeToString()
+    # Each is below what is looked into; what they hold comes together.
+    assert len(data) < SMALL_BYTES + 8
+    with pytest.raises(Refused, match="fields"):
+        read(rpc, data * (FIELDS_MAX // 60))
 
 
 @pytest.mark.parametrize(
