@@ -147,6 +147,7 @@ class BrokerSettings(msgspec.Struct, kw_only=True):
         "transactionCheckInterval", 30_000, unit="ms", live=(Hearer.TRANSACTIONS,)
     )
     transaction_checks_max: Whole = setting("transactionCheckMax", 15, live=(Hearer.TRANSACTIONS,))
+    open_halves_max: Whole = setting("maxOpenHalfMessages", 1_000_000, live=(Hearer.TRANSACTIONS,))
     store_replies: bool = setting("storeReplyMessageEnable", True, live=AT_USE)
     reject_transactions: bool = setting("rejectTransactionMessage", False, live=(Hearer.MESSAGES,))
 

@@ -56,6 +56,7 @@ OURS_ALONE = {
     "maxAutoCreateGroups",
     "maxAutoCreatePerMinute",
     "maxConsumerOffsets",
+    "maxOpenHalfMessages",
     "haListenEnable",
     "auditLogFileSize",
     "auditLogFileCount",

@@ -87,6 +87,7 @@ class HalfRanges:
         items = items_of(body)
         if len(items) > SINGLE_BATCH_MAX or body.count(b"\2") > SINGLE_PROPERTIES_MAX:
             raise too_many(len(items), SINGLE_BATCH_MAX)
+        self._transactions.check_room(len(items))
         placed = [
             self._transactions.prepare(
                 *(topic, queue_id, item.body, item.properties, pairs_of(item.properties)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ from rocketspark.store.store import Store
 OPEN, COMMITTED, ROLLED_BACK, ELSEWHERE, COPIED = 0, 1, 2, 3, 4
 # Rows of runs without open ones that are kept, so that a repeated end finds its outcome: 9 bytes each.
 ENDED_ROWS_MAX = 1 << 20
+# A run takes some KB, as so many half messages that came alone, of 500 bytes each, of which one stands for 50 rows.
+RUN_WEIGHT, ROWS_OF_ONE = 8, 50
 
 
 class HalfRun(msgspec.Struct, eq=False):
@@ -76,6 +78,11 @@ class HalfRun(msgspec.Struct, eq=False):
         """How many messages the run has."""
         return len(self.positions)
 
+    @property
+    def weight(self) -> int:
+        """The memory it takes, as so many half messages that came alone."""
+        return RUN_WEIGHT + self.count // ROWS_OF_ONE
+
     def set(self, at: int, count: int, state: int) -> None:
         """Set the state of `count` open messages from number `at` on."""
         self.states[at : at + count] = state
@@ -95,6 +102,8 @@ class HalfRuns:
         self._newest: dict[bytes, HalfRun] = {}
         self._ended: deque[HalfRun] = deque()
         self._ended_rows = 0
+        # Of those with open messages.
+        self.weight = 0
 
     def clear(self) -> None:
         """Forget all runs, e.g. before a new start."""
@@ -114,6 +123,7 @@ class HalfRuns:
         self._firsts.append(run.first)
         self._runs.append(run)
         self._newest[run.digest] = run
+        self.weight += run.weight
 
     def newest(self, digest: bytes) -> HalfRun | None:
         """Return the newest run with a digest, that is the newest copy of a batch; None if there is none."""
@@ -138,6 +148,7 @@ class HalfRuns:
         run.shape = None  # It takes some KB.
         self._ended.append(run)
         self._ended_rows += run.count
+        self.weight -= run.weight
         while self._ended_rows > ENDED_ROWS_MAX and len(self._ended) > 1:
             gone = self._ended.popleft()
             self._ended_rows -= gone.count
@@ -193,8 +204,9 @@ class PreparedBatch(NamedTuple):
 class BatchedHalves:
     """The half messages of one broker that came in batches and are open, or have ended not long ago."""
 
-    def __init__(self, store: Store, put_message: PutMessage, stats: Stats) -> None:
+    def __init__(self, store: Store, put_message: PutMessage, stats: Stats, check_room: Callable[[int], None]) -> None:
         self._store = store
+        self._check_room = check_room
         self._put_message = put_message
         self._stats = stats
         self.runs = HalfRuns()
@@ -223,6 +235,9 @@ class BatchedHalves:
             messages, found, ids = form.layout, form.found, form.ids
         if len(form.group) + ids.shape[1] > HALF_NAMES_MAX:
             return None
+        digest = _digest(topic.encode(), form.group, ids)
+        if (before := self.runs.newest(digest)) is None or not before.open_count:
+            self._check_room(RUN_WEIGHT + layout.message_count // ROWS_OF_ONE)
         flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
         accepted = self._put_message.accept_layout(
             topic_names.HALF_TOPIC, 0, messages, flags, born_time_ms, born_host, found=found
@@ -245,7 +260,7 @@ class BatchedHalves:
             shape=shape,
             states=np.zeros(len(positions), np.uint8),
             open_count=len(positions),
-            digest=_digest(topic.encode(), form.group, ids),
+            digest=digest,
         )
         return PreparedBatch(accepted, run, ids)
 

@@ -91,13 +91,15 @@ class CheckLimits(NamedTuple):
     """When, and how often, the producers of open half messages are asked how they ended.
 
     `timeout_ms`: a half message's age at the first check; `interval_ms`: the time between checks; `checks_max`: after
-    so many checks it is given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: the age at which it is given up anyway.
+    so many checks it is given up to TRANS_CHECK_MAX_TIME_TOPIC; `reserved_ms`: the age at which it is given up anyway;
+    `open_max`: how many may be open.
     """
 
     timeout_ms: int
     interval_ms: int
     checks_max: int
     reserved_ms: int
+    open_max: int = 1_000_000
 
     @classmethod
     def of(cls, settings: BrokerSettings) -> CheckLimits:
@@ -107,6 +109,15 @@ class CheckLimits(NamedTuple):
             settings.transaction_check_interval_ms,
             settings.transaction_checks_max,
             settings.reserved_hours * HOUR_MS,
+            settings.open_halves_max,
+        )
+
+    def too_many(self) -> ServerError:
+        """Return the error for one more half message than may be open."""
+        return ServerError(
+            ResponseCode.SYSTEM_BUSY,
+            f"{self.open_max} half messages, or batches of as much memory, are open, and nothing was stored: end some,"
+            " or raise maxOpenHalfMessages",
         )
 
 

@@ -64,7 +64,6 @@ _BYTES_PER_LOOK = 4096
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
-
 # Kept of those that came alone, each with its topic; with so many all are looked up.
 ALONE_MAX = 10_000
 
@@ -88,7 +87,7 @@ class Transactions:
         self._half_messages = HalfMessages(store, offsets)
         self.check_id = self._half_messages.check_id
         self._op_messages = OpMessages(store, put_message, self._half_messages)
-        self.batched = BatchedHalves(store, put_message, stats)
+        self.batched = BatchedHalves(store, put_message, stats, self.check_room)
         self._put_message = put_message
         self._offsets = offsets
         self._clients = clients
@@ -125,8 +124,6 @@ class Transactions:
     def is_running(self) -> bool:
         """Tell whether half messages are checked here: `start` was called, and `stop` was not since."""
         return self._timer is not None
-
-    # -- start ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Find the open half messages, and check them from time to time. May be called again after `stop`."""
@@ -169,8 +166,6 @@ class Transactions:
         """Return, by topic, the queues of the transactions that were still open when the broker started."""
         return self._recovery.queues() if self._recovery is not None else {}
 
-    # -- half messages --------------------------------------------------------------------------------------------
-
     def prepare(
         self,
         topic: str,
@@ -184,6 +179,7 @@ class Transactions:
 
         It is refused also for a delivery time with which its commit could not be stored.
         """
+        self.check_room(1, topic, pairs)
         self._put_message.rules.check_half(pairs)
         stored = self._put_message.rules.as_sent(stored, pairs)
         if stored and stored[-1] != 2:
@@ -262,6 +258,13 @@ class Transactions:
         """Tell whether newer copies of a batch's half messages may have come alone, which do not replace those."""
         return (group, topic) in self._alone or len(self._alone) >= ALONE_MAX
 
+    def check_room(self, more: int, topic: str = "", pairs: dict[bytes, bytes] | None = None) -> None:
+        """Raise ServerError 2 if this would be too many, unless the message (topic, pairs) is a copy of an open one."""
+        if len(self._open) + self.batched.runs.weight + more > self._limits.open_max:
+            key, group = ((pairs or {}).get(k, b"").decode("utf-8", "replace") for k in (b"UNIQ_KEY", b"PGROUP"))
+            if TransactionKey(key, group, topic) not in self._open:
+                raise self._limits.too_many()
+
     def end(self, h: EndTransactionHeader, *, same_topic: bool = False) -> int | None:
         """Commit or roll back; returns the physical offset that must be on disk before a commit is safe, else None.
 
@@ -291,8 +294,7 @@ class Transactions:
         if outcome == sysflags.TRANSACTION_COMMIT:
             end = self._commit(half, known.position)
         else:
-            topic = pairs.get(properties.REAL_TOPIC, "")
-            self._stats.rolled_back[topic] = self._stats.rolled_back.get(topic, 0) + 1
+            self._stats.rolled_back[key.topic] = self._stats.rolled_back.get(key.topic, 0) + 1
         self._open.pop(key, None)
         self._op_messages.add(known.queue_offset)
         if known.aside:
