@@ -190,7 +190,7 @@ class ReplicasManager:
         # By what was tried: what failed last, and when that was told.
         self._told: dict[str, tuple[str, float]] = {}
         self._look_now = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         controlled.in_sync.doubted = self._look_now.set
         self._unfit_until_s = 0.0
@@ -209,10 +209,11 @@ class ReplicasManager:
         """Begin to follow the controller, in the background."""
         self._address = address
         self._controller.addresses = parse_addresses(self._settings.controller_addresses)
-        self._tasks.append(asyncio.create_task(self._run()))
+        self._tasks.add(asyncio.create_task(self._run()))
 
     async def stop(self) -> None:
         """Stop following the controller, which takes this broker for gone once its connection ends."""
+        self.own_id = None  # From here on no notice counts.
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -222,8 +223,7 @@ class ReplicasManager:
     async def _run(self) -> None:
         while not await self._tried("register at the controller", self._register):
             await asyncio.sleep(RETRY_S)
-        self._tasks.append(asyncio.create_task(self._beat()))
-        self._tasks.append(asyncio.create_task(self._check_in_sync()))
+        self._tasks |= {asyncio.create_task(self._beat()), asyncio.create_task(self._check_in_sync())}
         while True:
             done = await self._tried("look at the controller's data", self._look)
             # One that may lack some of its log takes no office, should it be elected: it sees soon whether it does.
@@ -510,14 +510,18 @@ class ReplicasManager:
                 h.sync_state_set_epoch or 0,
                 bool(h.awaits_word),
             )
-            if not await self._tried(
-                "take the role that the controller told",
-                lambda: self._change(told, frozenset(found.sync_state_set)),
-            ):
-                self._look_now.set()
+            # One of this broker's tasks, so that it ends with them.
+            heard = asyncio.create_task(self._hear(told, frozenset(found.sync_state_set)))
+            self._tasks.add(heard)
+            heard.add_done_callback(self._tasks.discard)
+            await asyncio.wait((heard,))
         else:
             self._look_now.set()
         return reply(request.opaque)
+
+    async def _hear(self, told: Master, members: frozenset[int]) -> None:
+        if not await self._tried("take the role that the controller told", lambda: self._change(told, members)):
+            self._look_now.set()
 
     def epoch_cache(self, peer: Peer, request: Request[Any], body: bytes) -> bytes:
         """GET_BROKER_EPOCH_CACHE (1007): tells in which epoch each part of this log was written."""

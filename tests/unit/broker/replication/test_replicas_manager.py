@@ -225,6 +225,32 @@ def test_elections_heard_in_any_order_make_one_master_of_each_epoch(
     asyncio.run(main())
 
 
+@pytest.mark.shows("a notice of an election ends with the broker that takes it, and counts no more once it stops")
+def test_a_change_that_came_by_a_notice_ends_with_its_broker(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def finish_copying() -> None:
+            begun.set()
+            await may_go_on.wait()
+
+        async def close() -> None:
+            pass
+
+        broker.finish_copying = finish_copying  # type: ignore[method-assign]
+        broker.manager._controller = SimpleNamespace(close=close)  # type: ignore[assignment]
+        notice = asyncio.create_task(notified(broker, Election(1, 1)))
+        await begun.wait()
+        await broker.manager.stop()
+        may_go_on.set()
+        await notice
+        await notified(broker, Election(1, 2))
+        assert (broker.office, broker.store.log.is_replica, broker.epochs.last_epoch) == ([], True, -1)
+
+    asyncio.run(main())
+
+
 def test_a_controller_that_lost_its_data_makes_no_master(tmp_path: Path) -> None:
     async def main() -> None:
         broker = Broker(tmp_path, 1)
