@@ -6,13 +6,14 @@ Rule: their messages stand in a pool of their own, as grpcio's packages would re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from rocketspark.proxy.checks import Shares
 from rocketspark.proxy.service import Asked, Service
@@ -84,9 +85,18 @@ def _class(name: str) -> Any:
 
 
 def _question(name: str) -> Callable[[bytes], Any]:
-    """Return the reader of a question; one that is too long asks for nothing that there is."""
+    """Return the reader of a question; one that is too long, or none, asks for nothing that there is: of an error gRPC
+    would write a traceback into the log.
+    """
     made = _class(name)
-    return lambda data: made.FromString(data if len(data) <= QUESTION_BYTES_MAX else _NOTHING[name])
+
+    def read(data: bytes) -> Any:
+        with contextlib.suppress(DecodeError):
+            if len(data) <= QUESTION_BYTES_MAX:
+                return made.FromString(data)
+        return made.FromString(_NOTHING[name])
+
+    return read
 
 
 class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -130,7 +140,7 @@ class Tools(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service.work.answered(asked.work, len(found))
         return found
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _counted(self, calls: Shares, context: Any) -> AsyncIterator[None]:
         """Count a call as one of its client's host, or end it."""
         try:

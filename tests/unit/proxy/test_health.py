@@ -69,6 +69,22 @@ def test_a_long_question_is_not_read(client: RawClient) -> None:
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.shows("mended: each question to the proxy's health or reflection that was none wrote a traceback")
+def test_a_question_that_is_none_writes_nothing_into_the_log(
+    client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    none, channel = b"\x0a\x05x", client.channel
+    (answer,) = channel.stream_stream(REFLECTION)(iter([none]), timeout=5)
+    assert b"nothing of that name" in answer
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(none, timeout=5)
+    assert next(watch) == b"\x08\x03"
+    watch.cancel()
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/grpc.health.v1.Health/Check")(none, timeout=5)
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    assert not caplog.records
+
+
 def test_so_many_ask_at_a_time_and_for_so_long(
     proxy: RunningProxy, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
