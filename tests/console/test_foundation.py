@@ -23,6 +23,7 @@ from rocketspark.admin import Admin
 from rocketspark.cli.serving.serve import loop_factory
 from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, server, sessions, state
 from rocketspark.console.cluster.pace import Pace, TooBusy
+from rocketspark.console.content.decoded import SCHEMA_CHARACTERS_MAX
 from rocketspark.console.guard import HEADERS, host_name
 from rocketspark.console.sessions import ATTEMPTS_OF_HOST_MAX
 from rocketspark.errors import ConfigError
@@ -252,6 +253,29 @@ def test_a_hundred_looks_are_few_requests(cluster: Cluster) -> None:
         for _ in range(50):
             assert client.get("/").status_code == client.get("/topics").status_code == 200
         assert console.pace.sent - before <= 12
+
+
+@pytest.mark.shows("mended: a schema of over some 10,000 characters was no request to the console")
+def test_the_longest_schema_fits_in_an_address(cluster: Cluster) -> None:
+    async def run() -> bytes:
+        running = server.ConsoleServer(ConsoleSettings(namesrv=cluster.namesrv, port=0, sample_interval_s=60))
+        await running.start()
+        reader, writer = await asyncio.open_connection(*running.address.split(":"))
+        schema = "%7B" * SCHEMA_CHARACTERS_MAX
+        head = f"GET /message/decoded?kind=avro&schema={schema} HTTP/1.1\r\nHost: {running.address}\r\n"
+        try:
+            for at in range(0, len(head), 8192):
+                writer.write(head[at : at + 8192].encode())
+                await writer.drain()
+                # As pieces of a network: each is read by itself.
+                await asyncio.sleep(0.001)
+            writer.write(b"Connection: close\r\n\r\n")
+            return await reader.read()
+        finally:
+            writer.close()
+            await running.close()
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 200")
 
 
 # -- login -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rocketspark import machine
 from rocketspark.console.app import make_app
+from rocketspark.console.content.decoded import SCHEMA_CHARACTERS_MAX
 from rocketspark.console.settings import ConsoleSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.limited_log import LimitedLog
@@ -34,6 +35,8 @@ CONNECTIONS_OF_HOST_MAX = 100
 REQUEST_S = 10.0
 # How long an answer waits for a client that reads nothing of it.
 UNREAD_S = 60.0
+# Of a request's line and headers: the address of a page may hold a schema, with three bytes for most characters.
+HEAD_BYTES_MAX = 3 * SCHEMA_CHARACTERS_MAX + (16 << 10)
 
 _log = LimitedLog("rocketspark.console")
 
@@ -81,7 +84,7 @@ class _Connection(H11Protocol):
     _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.conn, self.logger = _Requests(h11.SERVER), _http
+        self.conn, self.logger = _Requests(h11.SERVER, HEAD_BYTES_MAX), _http
         super().connection_made(transport)
         # Told of what waits for the client however little it is: so what a closed connection waits for is known too.
         # With 0 TLS would be told that an empty buffer is full.
