@@ -19,6 +19,7 @@ from rocketspark.protocol.message.message_ids import offset_message_id, unpack_h
 from rocketspark.protocol.message.record import Record
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import DigestType, Encoding
+from rocketspark.transport.loose_threads import LooseThreads
 from rocketspark.transport.server_bounds import host_of
 
 TAGS = properties.TAGS
@@ -87,6 +88,9 @@ def user_properties(pairs: Mapping[str, str]) -> dict[str, str]:
 # What clients of the gRPC protocol compress begins so; they set no kind.
 _GZIP = b"\x1f\x8b"
 _ZLIB = (0, sysflags.COMPRESSION_ZLIB)
+# What a body may inflate to in a turn of the loop, some ms; one may inflate to 64 MiB.
+AT_ONCE_BYTES_MAX = 256 << 10
+_inflating = LooseThreads("inflating")
 _OPTIONAL = {
     "message_group": MESSAGE_GROUP,
     "trace_context": TRACE_CONTEXT,
@@ -102,6 +106,25 @@ def message_of(record: Record, topic: str, pairs: dict[str, str], now_ms: int) -
     made = messages.Message()
     fill(made, record, topic, pairs, now_ms)
     return made
+
+
+async def message_apart(record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> Any:
+    """Return what `message_of` does, made as `fill_apart` does it."""
+    made = messages.Message()
+    await fill_apart(made, record, topic, pairs, now_ms)
+    return made
+
+
+async def fill_apart(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> None:
+    """Do what `fill` does, in a thread for a body that inflates to much: others have their turn meanwhile."""
+    if is_packed(record):
+        try:
+            body = compression.inflate(record.body, record.sys_flag, AT_ONCE_BYTES_MAX)
+        except RecordError:
+            await _inflating.run(lambda: fill(made, record, topic, pairs, now_ms))
+            return
+        record = record._replace(body=body, sys_flag=record.sys_flag & ~sysflags.COMPRESSED)
+    fill(made, record, topic, pairs, now_ms)
 
 
 def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> None:
@@ -148,15 +171,20 @@ def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: i
         system.dead_letter_queue.topic, system.dead_letter_queue.message_id = dead_topic, dead_id
 
 
+def is_packed(record: Record) -> bool:
+    """Tell whether a record's body has to be inflated here, as clients of the gRPC protocol read GZIP alone."""
+    if not record.sys_flag & sysflags.COMPRESSED:
+        return False
+    return record.body[:2] != _GZIP or record.sys_flag & sysflags.COMPRESSION_MASK not in _ZLIB
+
+
 def readable(record: Record) -> tuple[bytes, Encoding]:
     """Return a record's body, inflated, and its encoding. A body that is GZIP, or does not inflate, is returned as it
     is stored, with encoding GZIP.
     """
     body = record.body
-    if not record.sys_flag & sysflags.COMPRESSED:
-        return body, Encoding.IDENTITY
-    if body[:2] == _GZIP and record.sys_flag & sysflags.COMPRESSION_MASK in _ZLIB:
-        return body, Encoding.GZIP
+    if not is_packed(record):
+        return body, Encoding.GZIP if record.sys_flag & sysflags.COMPRESSED else Encoding.IDENTITY
     try:
         return compression.inflate(body, record.sys_flag), Encoding.IDENTITY
     except RecordError:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from google.protobuf import message_factory
+from tests.support.patience import LIMIT_S
 from tests.unit.proxy.conftest import RawClient, RunningProxy
 from tests.unit.proxy.consuming.support import Consumer, make_topic
 from tests.unit.proxy.consuming.test_consuming import wait_until
 from tests.unit.proxy.consuming.test_receive import stored
 
 from rocketspark.protocol.headers import PopReply
+from rocketspark.protocol.message import compression
 from rocketspark.proxy import clients as proxy_clients
 from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_bytes, check_size
 from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
@@ -22,6 +24,7 @@ from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
 from rocketspark.proxy.consuming.receive import Receives, popped
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
+from rocketspark.proxy.message_form import AT_ONCE_BYTES_MAX
 from rocketspark.proxy.producing.send import Sends
 from rocketspark.proxy.service import Asked, Reader, Service
 from rocketspark.proxy.settings import ProxySettings
@@ -263,6 +266,57 @@ def test_messages_that_clients_do_not_read_are_bounded_and_the_others_are_given_
         assert (receives.unread.total, len(given_back)) == (0, 1)
 
     asyncio.run(main())
+
+
+def test_bodies_count_as_they_inflate_and_others_have_their_turn_meanwhile() -> None:
+    async def main() -> None:
+        written, given_back, turns, reads = list[Any](), list[Any](), 0, asyncio.Event()
+
+        async def write(answer: Any) -> None:
+            written.append((answer, turns))
+            if answer.message.body:
+                await reads.wait()
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        unused: Any = None
+        calls: Any = SimpleNamespace(give_back=lambda held, had, at_once: given_back.extend(held))
+        receives = Receives(ProxySettings(namesrv="n"), unused, unused, calls, unused)
+        receives.unread.most = 12 * AT_ONCE_BYTES_MAX
+        call: Any = SimpleNamespace(context=SimpleNamespace(write=write), write=write)
+        told = PopReply(pop_time_ms=1 << 45, invisible_time_ms=1, start_offsets="0 1 5", message_offsets="0 1 5,6")
+        wanted: Any = SimpleNamespace(client=unused, host="1.2.3.4", renews=False, group="G", topic="T")
+        body, flags = compression.deflate(b"x" * 2 * AT_ONCE_BYTES_MAX)
+        stored_twice = b"".join(stored(offset, body=body, sys_flag=flags) for offset in (5, 6))
+
+        def deliver() -> asyncio.Future[None]:
+            return asyncio.ensure_future(receives._deliver(call, wanted, popped(told, stored_twice, "b")))
+
+        task, reading = asyncio.ensure_future(other()), [deliver() for _ in range(2)]
+        await wait_until_async(lambda: len(written) == 4)
+        # While a body inflates in its thread: it is longer than what is inflated at once.
+        assert written[2][1] > written[1][1]
+        assert receives.unread.total > 8 * AT_ONCE_BYTES_MAX
+        await deliver()
+        answers = [answer for answer, _ in written[4:]]
+        assert [answer.WhichOneof("content") for answer in answers] == ["status", "delivery_timestamp"]
+        assert len(given_back) == 2, "they come again"
+        reads.set()
+        await asyncio.gather(*reading)
+        task.cancel()
+        assert (receives.unread.total, len(given_back)) == (0, 2)
+
+    asyncio.run(main())
+
+
+async def wait_until_async(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.shows("what one host's clients have brokers hold, and do not read")

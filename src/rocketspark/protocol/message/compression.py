@@ -56,40 +56,42 @@ def deflate(body: bytes, kind: str = "zlib", level: int = 5) -> tuple[bytes, int
     return packed, sysflags.COMPRESSED | KINDS[kind]
 
 
-def inflate(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as sent. Raises RecordError if it does not inflate, is cut off, or is over the limit."""
+def inflate(body: bytes, sys_flag: int, bytes_max: int | None = None) -> bytes:
+    """Return the body as sent. Raises RecordError if it does not inflate, is cut off, or is over the limit, which is
+    lower with `bytes_max`.
+    """
     kind = sys_flag & sysflags.COMPRESSION_MASK
+    most = INFLATED_BYTES_MAX if bytes_max is None else min(bytes_max, INFLATED_BYTES_MAX)
     try:
         if kind == sysflags.COMPRESSION_LZ4:
             lz4_inflater = lz4.frame.LZ4FrameDecompressor()
-            inflated = bytes(lz4_inflater.decompress(body, INFLATED_BYTES_MAX + 1))
+            inflated = bytes(lz4_inflater.decompress(body, most + 1))
             whole = lz4_inflater.eof
         elif kind == sysflags.COMPRESSION_ZSTD:
-            inflated, whole = _inflate_zstd(body)
+            inflated, whole = _inflate_zstd(body, most)
         else:
             # Of either form: clients of the gRPC protocol compress with gzip and set the same flag.
             inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            inflated = inflater.decompress(body, INFLATED_BYTES_MAX + 1)
+            inflated = inflater.decompress(body, most + 1)
             whole = inflater.eof
     except (zlib.error, RuntimeError, EOFError, zstandard.ZstdError) as e:
         raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: {e}") from e
-    if len(inflated) > INFLATED_BYTES_MAX:
+    if len(inflated) > most:
         raise RecordError(
-            f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {INFLATED_BYTES_MAX} bytes"
-            f" ({LIMIT_NAME} sets the limit)"
+            f"compressed body (sysFlag {sys_flag:#x}) inflates to more than {most} bytes ({LIMIT_NAME} sets the limit)"
         )
     if not whole:
         raise RecordError(f"compressed body (sysFlag {sys_flag:#x}) does not inflate: it is cut off")
     return inflated
 
 
-def _inflate_zstd(body: bytes) -> tuple[bytes, bool]:
+def _inflate_zstd(body: bytes, most: int) -> tuple[bytes, bool]:
     """Return (the inflated body, whether the frame is complete), stopping soon after the limit."""
     inflater = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
     # The decompressor takes no bound for its output, so the input is fed in small slices.
     parts: list[bytes] = []
     size = at = 0
-    while at < len(body) and size <= INFLATED_BYTES_MAX and not inflater.eof:
+    while at < len(body) and size <= most and not inflater.eof:
         parts.append(inflater.decompress(body[at : at + _ZSTD_SLICE_BYTES]))
         size += len(parts[-1])
         at += _ZSTD_SLICE_BYTES

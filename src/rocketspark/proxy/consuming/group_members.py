@@ -41,7 +41,7 @@ from rocketspark.proxy.checks import checked_topic
 from rocketspark.proxy.clients import Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import Held, now_ms
 from rocketspark.proxy.consuming.renewals import Renewals
-from rocketspark.proxy.message_form import message_of, pairs_of
+from rocketspark.proxy.message_form import message_apart, pairs_of
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code, FilterType
 from rocketspark.proxy.wire.statuses import Refused
@@ -402,7 +402,7 @@ class Questions:
         nonce = machine.uuid4().hex
         command = messages.TelemetryCommand()
         command.verify_message_command.nonce = nonce
-        command.verify_message_command.message.CopyFrom(message_of(stored, topic, pairs, now_ms()))
+        command.verify_message_command.message.CopyFrom(await message_apart(stored, topic, pairs, now_ms()))
         began_s = machine.monotonic()
         try:
             answer = await self._ask(client, command, "verify_message_result", nonce)

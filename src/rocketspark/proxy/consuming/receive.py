@@ -47,7 +47,7 @@ from rocketspark.proxy.clients import LITE_CONSUMERS, Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
 from rocketspark.proxy.consuming.outcomes import duration_ms
 from rocketspark.proxy.consuming.renewals import Renewals
-from rocketspark.proxy.message_form import LITE_TOPIC, MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill, pairs_of
+from rocketspark.proxy.message_form import LITE_TOPIC, MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill_apart, is_packed, pairs_of
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code, FilterType
@@ -464,12 +464,23 @@ class Receives:
                 await write(messages.ReceiveMessageResponse(status=status(Code.OK)))
                 for one in found:
                     answer = messages.ReceiveMessageResponse()
-                    fill(answer.message, one.record, wanted.topic, one.pairs, int(machine.time() * 1000))
+                    await fill_apart(answer.message, one.record, wanted.topic, one.pairs, int(machine.time() * 1000))
+                    # It stands there once more as it is written. One that is larger than all may be is delivered too.
+                    packed = is_packed(one.record)
+                    inflated = min(2 * answer.ByteSize(), self.unread.most // 2) if packed else 0
+                    try:
+                        self.unread.take(wanted.host, inflated)
+                    except Refused:
+                        self._give_back(wanted, found[delivered:])
+                        break
+                    size += inflated
                     if wanted.renews:
                         # Before the client can acknowledge it.
                         self._renewals.add(client.identity, _held(wanted, one), one.record.reconsume_times, wanted.host)
                     await write(answer)
                     delivered += 1
+                    self.unread.give(wanted.host, inflated)
+                    size -= inflated
                 await write(_end())
         except Refused as e:
             self._give_back(wanted, found)

@@ -26,7 +26,7 @@ from rocketspark.protocol.json.bodies import Heartbeat, ProducerData
 from rocketspark.protocol.message import properties, record
 from rocketspark.proxy.brokers import Brokers
 from rocketspark.proxy.clients import Clients, ProxyClient
-from rocketspark.proxy.message_form import MESSAGE_ID, PRODUCER_GROUP, message_of, pairs_of
+from rocketspark.proxy.message_form import MESSAGE_ID, PRODUCER_GROUP, message_apart, pairs_of
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
 from rocketspark.transport.peer import Peer
@@ -156,7 +156,7 @@ class Orphans:
         if not self._data.add_checked(topic, transaction_id, place, monotonic_ms()):
             log.info("transaction %s has its end: nobody is asked", shown(transaction_id))
             return
-        message = message_of(half, topic, pairs, int(machine.time() * 1000))
+        message = await message_apart(half, topic, pairs, int(machine.time() * 1000))
         recovery = messages.RecoverOrphanedTransactionCommand(message=message, transaction_id=transaction_id)
         command = messages.TelemetryCommand(recover_orphaned_transaction_command=recovery)
         await self._ask(group, topic, transaction_id, command)
