@@ -178,6 +178,25 @@ def test_a_forgotten_deletion_takes_nothing_from_the_tier(tmp_path: Path) -> Non
     run(main())
 
 
+@pytest.mark.shows(
+    "second tier: who finds keys there that another store wrote looks anew at what there is, and goes on"
+)
+def test_keys_of_another_store_hold_nothing_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with tiered(tmp_path) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await filled(peer, 0, 250)
+            found: Any = server._tiering
+            await uploaded(server, 250)
+            await until(lambda: found.tier.keys.segments.end and len(found.tier.keys._growing) == 1)
+            keys = found.tier.keys.segments
+            shutil.copy(tmp_path / "tier" / keys.key(0), tmp_path / "tier" / keys.key(keys.end))
+            await filled(peer, 250, 250)
+            await until(lambda: found.failures and not found._failures)
+
+    run(main())
+
+
 @pytest.mark.shows("second tier: a store that lost its log serves what the tier has before its queues, nothing twice")
 def test_a_lost_log_leaves_what_the_tier_has(tmp_path: Path) -> None:
     async def main() -> None:

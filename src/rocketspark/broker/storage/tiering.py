@@ -234,6 +234,14 @@ class Tiering(TierReads):
             # Another store may have had it since it was opened.
             tier = await self._opened(self._make)
             self._opened_as = self._owner.number
+        try:
+            await self._write(tier)
+        except TierTaken:
+            # Another store may have written since it was opened.
+            self._opened_as = 0
+            raise
+
+    async def _write(self, tier: Tier) -> None:
         changed = await self._drop_deleted(tier)
         self._begin_lost(tier)
         changed |= await self._upload_all(tier)
@@ -299,8 +307,6 @@ class Tiering(TierReads):
             try:
                 done, left = await self._upload(tier, topic, queue_id, queue)
             except TierTaken:
-                # Another store may have written since it was opened.
-                self._opened_as = 0
                 raise
             except StoreError as e:
                 failed.append(e)
