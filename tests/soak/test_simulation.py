@@ -20,7 +20,8 @@ FIRST = int(os.environ.get("SOAK_SEED", "1"))
 SCENARIOS = os.environ.get(
     "SOAK_SCENARIOS",
     "failover tests.simulation.mixed:mixed tests.simulation.group:council tests.simulation.group:failover_of_three"
-    " tests.simulation.rack:pair tests.simulation.parts.alone:compacted_and_tiered_and_urgent",
+    " tests.simulation.rack:pair tests.simulation.parts.alone:compacted_and_tiered_and_urgent"
+    " tests.simulation.parts.alone:light",
 ).split()
 
 

@@ -5,12 +5,25 @@ Rule: a part has topics and groups of its own, whose names begin with "p-"; `mix
 
 from __future__ import annotations
 
-from tests.simulation.parts import compacted, dead_letters, lite, once, ordered, resets, tiered, topics, urgent, users
+from tests.simulation.parts import (
+    compacted,
+    dead_letters,
+    light,
+    lite,
+    once,
+    ordered,
+    resets,
+    tiered,
+    topics,
+    urgent,
+    users,
+)
 from tests.simulation.parts.part import Part
 
 PARTS: dict[str, Part] = {
     "compacted": compacted.PART,
     "dead letters": dead_letters.PART,
+    "light": light.PART,
     "lite": lite.PART,
     "objects": tiered.OBJECTS,
     "once": once.PART,
