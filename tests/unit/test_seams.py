@@ -59,7 +59,10 @@ ALLOWED = {
     # Values of the NameServer, replaced whole.
     "namesrv/kv_config.py": {"os.replace", "os.fsync", "open to write"},
     # A copy that is made while nobody writes into it.
-    "store/backup.py": {"os.utime", "os.pwrite", "os.fsync", "shutil.rmtree", "Path.mkdir", "Path.unlink"},
+    "store/backup.py": {
+        *("os.utime", "os.pwrite", "os.fsync", "os.fchmod", "shutil.rmtree", "Path.mkdir", "Path.unlink"),
+        "open to write",
+    },
     # Removals and names within a store: what is left of them after a power cut is looked through at the next start.
     "store/consumequeue/consume_queue_store.py": {"os.unlink"},
     "store/files/config_files.py": {"os.replace", "os.unlink", "os.fchmod"},

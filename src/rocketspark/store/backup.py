@@ -322,7 +322,10 @@ class _Copy:
     def _open_file(self, read: BinaryIO, target: Path, *, keep_time: bool = True) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         status = os.fstat(read.fileno())
-        with target.open("wb") as written:
+        # Users' passwords stand in one that its owner alone may read.
+        mode = status.st_mode & 0o777
+        with open(target, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as written:
+            os.fchmod(written.fileno(), mode)
             for at, count in _extents(read.fileno(), status.st_size):
                 self._piece(read.fileno(), written.fileno(), at, count)
             written.truncate(status.st_size)

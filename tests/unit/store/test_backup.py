@@ -254,6 +254,24 @@ def test_a_restore_that_was_broken_off_is_no_store_and_is_made_again(
         restore(tmp_path / "b", new)
 
 
+def test_who_may_not_read_a_file_may_not_read_its_copy(make_store: Any, tmp_path: Path) -> None:
+    store: Store = make_store()
+    users = Path(store.settings.root) / "config" / "accessControl.json"
+    users.parent.mkdir(exist_ok=True)
+    users.write_text('{"users":[]}')
+    store.close()
+    copy, again = tmp_path / "copy", tmp_path / "again"
+    backup(Path(store.settings.root), copy)
+    assert (copy / "config" / users.name).stat().st_mode & 0o777 == users.stat().st_mode & 0o777
+    # As an older backup has it.
+    (copy / "config" / users.name).chmod(0o644)
+    users.chmod(0o600)
+    backup(Path(store.settings.root), copy)
+    restore(copy, again)
+    modes = [(folder / "config" / users.name).stat().st_mode & 0o777 for folder in (copy, again)]
+    assert modes == [0o600, 0o600]
+
+
 def test_a_store_without_a_message_is_backed_up(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
     flush(store)
