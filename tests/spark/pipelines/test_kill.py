@@ -22,8 +22,9 @@ from tests.spark.pipelines.test_archive import rows_of as archived_rows
 from tests.spark.pipelines.test_restore import rows_of
 from tests.spark.topics import bodies_of
 
-from rocketspark.spark.pipelines import archive, dedupe, outbox, restore
+from rocketspark.spark.pipelines import archive, dedupe, outbox, restore, sql
 from rocketspark.spark.pipelines.options import DedupeOptions, OutboxOptions, RestoreOptions
+from rocketspark.spark.pipelines.parts.sql_file import read_plan
 from rocketspark.testing import Cluster
 
 pytestmark = pytest.mark.shows(
@@ -185,3 +186,37 @@ def test_kills_of_dedupe_at_any_time(
     bodies = bodies_of(cluster.namesrv, source)
     assert len(bodies) == 120 * kills
     assert bodies_of(cluster.namesrv, target) == bodies[::2]
+
+
+SQL_PLAN = """
+sources:
+  - {{name: orders, topic: {source}, stream: true, options: {{startingOffsets: earliest, maxMessagesPerTrigger: 40}}}}
+sinks:
+  - name: topic
+    sql: SELECT body FROM orders
+    topic: {target}
+    options: {{delivery: exactly-once, transactionalId: {target}}}
+  - {{name: files, sql: SELECT CAST(body AS STRING) AS body FROM orders, format: parquet, path: {folder}/files}}
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.shows("kills of `pipeline sql`, of the whole tree of processes: each row is once in a topic, and in files")
+def test_kills_of_sql_at_any_time(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A fifth of SOAK_CYCLES (100) kills."""
+    source, target, file, place = make_topic(), make_topic(), tmp_path / "plan.yaml", tmp_path / "places"
+    file.write_text(SQL_PLAN.format(source=source, target=target, folder=tmp_path))
+    chance, kills = random.Random(4), max(1, int(os.environ.get("SOAK_CYCLES", "100")) // 5)
+    command = ("sql", str(file), "--checkpoint", str(place), "--namesrv", cluster.namesrv)
+    for n in range(kills):
+        load(source, 120, first=120 * n)
+        watched = place / chance.choice(("topic", "files"))
+        killed_at(chance.randrange(1, 7), watched, *command, then_s=chance.uniform(0, 2))
+    sql.run(spark, read_plan(file), cluster.namesrv, checkpoint=place)
+    bodies = bodies_of(cluster.namesrv, source)
+    assert len(bodies) == 120 * kills
+    assert bodies_of(cluster.namesrv, target) == bodies
+    rows = spark.read.parquet(f"{tmp_path}/files").collect()
+    assert sorted(row.body.encode() for row in rows) == bodies

@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -32,6 +33,11 @@ from rocketspark.tables.options import over
 PRODUCER_GROUP = "rocketspark_dlq"
 SEND_TIMEOUT_MS = 10_000.0
 IN_FLIGHT_MAX = 64
+# Letters come to the driver by parts of about so many bytes, of which each takes some beside its body. In flight are
+# not many more.
+PART_BYTES = 8 << 20
+AROUND_BYTES = 1 << 10
+ORDER = ("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
 ROUNDS = 5
 # A send whose answer never came may still be carried out for so long.
 DOUBT_S = 3.0
@@ -114,6 +120,7 @@ class _Resend:
         self._sent: Counts = {}
         self._illegal: set[str] = set()
         self._doubtful = 0
+        self._parts = 1
         self._blocked: set[tuple[str, str]] = set()
         self._kept: list[DataFrame] = []
         # By target: the queues that can be read, and those of them that letters go to.
@@ -129,12 +136,17 @@ class _Resend:
             chosen = self._keep(self._addressed(choose(letters(self._spark, self._where, source), self._choice)))
             rows = (
                 chosen.groupBy("group", "originTopic", "target")
-                .agg(F.count("*").alias("letters"), F.min("deadMs").alias("oldest"))
+                .agg(
+                    F.count("*").alias("letters"),
+                    F.min("deadMs").alias("oldest"),
+                    F.sum(F.length("body") + AROUND_BYTES).alias("bytes"),
+                )
                 .collect()
             )
             counts = {_key(r): r.letters for r in rows if r.target}
             unknown = sum(r.letters for r in rows if not r.target)
             oldest_ms = min((r.oldest for r in rows), default=0)
+            self._parts = 1 + sum(r.bytes for r in rows) // PART_BYTES
             self._check_targets({target for _, _, target in counts})
             self._progress.say(f"{sum(counts.values()):,} letters are chosen; looking which were sent before")
             found, there = self._look(chosen, counts, oldest_ms)
@@ -184,7 +196,8 @@ class _Resend:
         )
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist())
+        # Letters may be more than the memory that Spark would take for them, and are read a few times only.
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return self._kept[-1]
 
     def _addressed(self, rows: DataFrame) -> DataFrame:
@@ -271,7 +284,8 @@ class _Resend:
 
     def _send(self, rows: DataFrame, count: int) -> None:
         """Send letters in the order they died in, until all are sent or a stop is asked for."""
-        ordered = rows.orderBy("deadMs", "dlqTopic", "broker", "queueId", "queueOffset")
+        # The iterator has a whole part in the JVM's memory, and in this process's.
+        ordered = rows.repartitionByRange(self._parts, *ORDER).sortWithinPartitions(*ORDER)
         waiting = (_letter(row) for row in ordered.toLocalIterator())
         size = max(1, min(IN_FLIGHT_MAX, int(self._options.rate or IN_FLIGHT_MAX)))
         began_s, tried, number = time.monotonic(), 0, 0
@@ -286,7 +300,7 @@ class _Resend:
             )
             runner.run(producer.start())
             try:
-                while not self._progress.stop.asked and (some := _take(waiting, size)):
+                while not self._progress.stop.asked and (some := take(waiting, size)):
                     some_s = time.monotonic()
                     runner.run(self._send_some(producer, some))
                     tried, number = tried + len(some), number + 1
@@ -341,8 +355,15 @@ def _key(row: Row) -> tuple[str, str, str]:
     return (row.group, row.originTopic, row.target)
 
 
-def _take(waiting: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
-    return list(islice(waiting, count))
+def take(waiting: Iterator[DeadLetter], count: int) -> list[DeadLetter]:
+    """Return the next letters: up to `count`, and none once there are PART_BYTES of them."""
+    some, size = [], 0
+    for letter in islice(waiting, count):
+        some.append(letter)
+        size += len(letter.body)
+        if size >= PART_BYTES:
+            break
+    return some
 
 
 def _letter(row: Row) -> DeadLetter:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rocketspark.admin.messages.dead_letter_rules import DeadLetter, origin_of, outgoing, resend_id
 from rocketspark.client.producer.prepared_message import PackingSettings
 from rocketspark.protocol.message import properties
+from rocketspark.spark.pipelines import dlq_resend
 from rocketspark.spark.pipelines.dlq import age_name, shown
 
 LETTER = DeadLetter(
@@ -114,3 +115,11 @@ def test_any_body_can_be_shown(body: bytes) -> None:
     found = shown(body)
     assert found["body_bytes"] == len(body)
     assert body.startswith(bytes.fromhex(found["body_hex"]) if "body_hex" in found else found["body"].encode())
+
+
+@pytest.mark.shows("mended: `dlq --resend` of some hundred MiB of letters took the JVM's memory: 100 of 4 MiB ended it")
+def test_letters_are_taken_by_their_number_and_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlq_resend, "PART_BYTES", 10)
+    waiting = iter([LETTER._replace(body=bytes(size)) for size in (1, 1, 1, 9, 20, 1)])
+    taken = [[len(letter.body) for letter in dlq_resend.take(waiting, 3)] for _ in range(5)]
+    assert taken == [[1, 1, 1], [9, 20], [1], [], []]
