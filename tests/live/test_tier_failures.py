@@ -4,7 +4,9 @@ twice or passed over, and nothing else waits for it.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.live.support import TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
 from tests.live.test_broker_retention import Disk
@@ -27,6 +30,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, QueueHeader, TopicHeader
+from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
 from rocketspark.testing import run_server_process
@@ -193,6 +197,57 @@ def test_keys_of_another_store_hold_nothing_up(tmp_path: Path) -> None:
             shutil.copy(tmp_path / "tier" / keys.key(0), tmp_path / "tier" / keys.key(keys.end))
             await filled(peer, 250, 250)
             await until(lambda: found.failures and not found._failures)
+
+    run(main())
+
+
+@pytest.mark.shows("mended: a second tier whose disk was full removed nothing, and nothing while one queue failed")
+@pytest.mark.parametrize("what", ["/tier/", "/tier/.*/broken/"])
+def test_what_cannot_be_copied_keeps_nothing_from_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    write_pieces, write_file = OsFiles.write_pieces, OsFiles.write_file
+    is_full = False
+
+    def check(path: str) -> None:
+        if is_full and re.search(what, path) and not path.endswith("/owner.json"):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    def pieces(self: OsFiles, path: str, *given: Any) -> None:
+        check(path)
+        write_pieces(self, path, *given)
+
+    def file(self: OsFiles, path: str, *given: Any) -> None:
+        check(path)
+        write_file(self, path, *given)
+
+    monkeypatch.setattr(OsFiles, "write_pieces", pieces)
+    monkeypatch.setattr(OsFiles, "write_file", file)
+    monkeypatch.setattr(owner, "SIGN_S", 0.01)
+
+    async def main() -> None:
+        nonlocal is_full
+        off = {"tiered_store_delete_file_enable": False}
+        async with tiered(tmp_path, **off) as server, connected(server.address) as peer:
+            for topic in ("broken", TOPIC):
+                await create(peer, topic, queues=1)
+            await create_group(peer)
+            await filled(peer)
+            await uploaded(server)
+            found: Any = server._tiering
+            is_full = True
+            await sent(peer, b"x", "broken")
+            await filled(peer, COUNT, 1)
+            await until(lambda: found._failures)
+            low = found.tier.queues[TOPIC, 0].low
+            at_once = {"file_reserved_time": 0, "delete_file_interval": 1, "delete_file_enable": True}
+            changes = {f"tiered_store_{name}": value for name, value in at_once.items()}
+            server.settings.tier = msgspec.structs.replace(server.settings.tier, **changes)
+            found._wanted.set()
+            await until(lambda: found.tier.queues[TOPIC, 0].low > low)
+            assert found._failures
+            is_full = False
+            await uploaded(server, COUNT + 1)
 
     run(main())
 

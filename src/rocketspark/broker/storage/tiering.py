@@ -85,6 +85,8 @@ class Tiering(TierReads):
         self._writer = LooseThreads("tier")
         self._task: asyncio.Task[None] | None = None
         self._expired_ms = 0
+        # Whether the tier has anything that its table does not tell yet.
+        self._unsaved = False
         self._followed_s = 0.0
         self.topic_of: Callable[[str], TopicConfig | None] = lambda topic: None
         self._may_be_lost_until_s = machine.monotonic() + LOST_S if not store.written_position else 0.0
@@ -242,19 +244,27 @@ class Tiering(TierReads):
             raise
 
     async def _write(self, tier: Tier) -> None:
-        changed = await self._drop_deleted(tier)
-        self._begin_lost(tier)
-        changed |= await self._upload_all(tier)
         now = now_ms()
-        changed |= await self._writer.run(partial(tier.upload_keys, now))
+        self._unsaved |= await self._drop_deleted(tier)
         s = self._settings.tier
         expired_ago_ms = now - self._expired_ms
         if s.tiered_store_delete_file_enable and not 0 <= expired_ago_ms < s.tiered_store_delete_file_interval:
+            # First of all: a full disk gets room by it.
             expire = partial(tier.expire, now, s.tiered_store_file_reserved_time, self._reserved_ms)
-            changed |= await self._writer.run(expire)
+            self._unsaved |= await self._writer.run(expire)
             self._expired_ms = now
-        if changed:
+            await self._save(tier, now)
+        self._begin_lost(tier)
+        failed = await self._upload_all(tier)
+        self._unsaved |= await self._writer.run(partial(tier.upload_keys, now))
+        await self._save(tier, now)
+        if failed is not None:
+            raise failed
+
+    async def _save(self, tier: Tier, now: int) -> None:
+        if self._unsaved:
             await self._writer.run(partial(tier.save, now))
+            self._unsaved = False
 
     def _reserved_ms(self, topic: str) -> int | None:
         """Return for how long a topic's messages are kept by its own attribute, 0 if by none; None for a topic that is
@@ -297,12 +307,10 @@ class Tiering(TierReads):
         await self._opened(partial(self._make, is_read_only=True), before)
         self._followed_s = loop.time()
 
-    async def _upload_all(self, tier: Tier) -> bool:
-        """Upload what is due of all queues; return whether anything was. Raises StoreError, after the queues that could
-        be uploaded unless many cannot.
-        """
+    async def _upload_all(self, tier: Tier) -> StoreError | None:
+        """Upload what is due of all queues, unless many cannot be; return the first error. Raises TierTaken."""
         behind: dict[Queue, int] = {}
-        changed, failed = False, list[StoreError]()
+        failed: list[StoreError] = []
         async for topic, queue_id, queue in self._queues():
             try:
                 done, left = await self._upload(tier, topic, queue_id, queue)
@@ -311,15 +319,13 @@ class Tiering(TierReads):
             except StoreError as e:
                 failed.append(e)
                 if len(failed) >= FAILURES_IN_ROUND:
-                    raise
+                    return failed[0]
                 continue
-            changed |= done
+            self._unsaved |= done
             if left:
                 behind[topic, queue_id] = left
         self.behind = behind
-        if failed:
-            raise failed[0]
-        return changed
+        return failed[0] if failed else None
 
     async def _queues(self) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
         """Yield the queues that are kept in the tier (rule: MessageStoreTopicFilter, 5.5.0), some in each turn."""

@@ -17,7 +17,7 @@ from rocketspark.errors import StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
-from rocketspark.store.tiered.segments import SegmentStore, TierTaken
+from rocketspark.store.tiered.segments import SECTOR_BYTES, SegmentStore, TierTaken
 
 _log = logging.getLogger("rocketspark.store")
 # A name that no topic can have.
@@ -154,8 +154,9 @@ class TierOwner:
             )
 
     def _write(self, name: str) -> None:
-        text = json.dumps({"owner": name, "sign": self._sign, "store": self._where})
-        self._segments.put(self._key, text.encode())
+        text = json.dumps({"owner": name, "sign": self._sign, "store": self._where}).encode()
+        # Of one size, so that the next one has room on a full disk, too.
+        self._segments.put(self._key, text.ljust(SECTOR_BYTES))
 
     def release(self) -> None:
         """Let others take the tier at once. Raises StoreFull, StoreUnwritable."""

@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rocketspark import machine
-from rocketspark.errors import StoreUnwritable
+from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.store.files.system_calls import NO_LOCKS, OsFiles, failure, make_folder, remove_file
 
 _log = logging.getLogger("rocketspark.store")
+# What a disk writes whole, or not at all.
+SECTOR_BYTES = 512
 # In a broker's folder: who has it locked writes there.
 LOCK_FILE = "owner.lock"
 # Who finds it locked tries again so often, so many times: others have it for a moment when they look at who signs.
@@ -272,7 +274,23 @@ class FolderSegments:
             self._files.replace(f"{path}.new", path)
             self._files.sync_directory(folder)
         except OSError as e:
-            raise failure(e, "write", path, len(content)) from e
+            error = failure(e, "write", path, len(content))
+            if not isinstance(error, StoreFull) or not self._put_over(path, content):
+                raise error from e
+
+    def _put_over(self, path: str, content: bytes) -> bool:
+        """Write over what a file has, within one sector, so that it is never half written; return whether that did it.
+        A full disk has room for that, and a tier whose owner cannot sign removes nothing.
+        """
+        try:
+            size = os.stat(path).st_size
+            if not len(content) <= size <= SECTOR_BYTES:
+                return False
+            self._files.write_at(path, 0, content.ljust(size))
+            self._files.sync_file(path)
+        except OSError:
+            return False
+        return True
 
 
 def _unreadable(error: OSError) -> None:

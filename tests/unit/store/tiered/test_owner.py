@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocketspark import machine
-from rocketspark.errors import StoreUnwritable
+from rocketspark.errors import StoreFull, StoreUnwritable
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered.owner import LEASE_S, SIGN_S, TierOwner
 from rocketspark.store.tiered.segments import FolderSegments, HeldSegments, TierTaken
@@ -262,3 +262,32 @@ def test_a_folder_without_locks_is_written_all_the_same(tmp_path: Path, caplog: 
         held.append("c/b/t/0/COMMIT_LOG/x", at, b"x")
     assert held.read("c/b/t/0/COMMIT_LOG/x", 0, 9) == b"xx"
     assert caplog.text.count("cannot be locked") == 1
+
+
+def test_on_a_full_disk_an_owner_signs_and_another_takes_over(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = owner(tmp_path, "one"), owner(tmp_path, "another-store-with-a-longer-name")
+    first.hold()
+
+    def full(self: OsFiles, path: str, content: bytes, **_: object) -> None:
+        if "/tier/" in path:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        write_file(self, path, content)
+
+    write_file = OsFiles.write_file
+    monkeypatch.setattr(OsFiles, "write_file", full)
+    for _ in range(5):
+        clock[0] += SIGN_S
+        first.hold()
+        with pytest.raises(TierTaken):
+            second.hold()
+    assert second.other_lives
+    first.release()
+    second.hold()
+    with pytest.raises(TierTaken):
+        first.hold()
+    # What has no room in one sector is not written in part.
+    with pytest.raises(StoreFull):
+        FolderSegments(str(tmp_path / "tier")).put("c/b/owner.json", bytes(513))
+    assert len((tmp_path / "tier/c/b/owner.json").read_bytes()) == 512
