@@ -26,13 +26,14 @@ from rocketspark import Producer, read_table
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage import tier_reads, tiering
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
-from rocketspark.errors import RocketSparkError
+from rocketspark.errors import RocketSparkError, StoreUnwritable
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import OffsetReply, QueueHeader, TopicHeader
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.tiered import owner
 from rocketspark.store.tiered.segments import FolderSegments
+from rocketspark.store.tiered.tier import Tier
 from rocketspark.testing import run_server_process
 
 
@@ -248,6 +249,27 @@ def test_what_cannot_be_copied_keeps_nothing_from_being_removed(
             assert found._failures
             is_full = False
             await uploaded(server, COUNT + 1)
+
+    run(main())
+
+
+@pytest.mark.shows("second tier: where files may be written and not removed, what is new is copied all the same")
+def test_what_cannot_be_removed_keeps_nothing_from_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Tier, *given: Any) -> bool:
+        # One segment in each round, of very many.
+        raise StoreUnwritable("the oldest segment cannot be removed", retriable=True)
+
+    monkeypatch.setattr(Tier, "expire", denied)
+
+    async def main() -> None:
+        async with tiered(tmp_path, tiered_store_delete_file_interval=1) as server, connected(server.address) as peer:
+            await create(peer, queues=1)
+            await filled(peer)
+            await uploaded(server)
+            assert server._tiering is not None
+            await until(lambda: server._tiering is not None and server._tiering.failures)
 
     run(main())
 

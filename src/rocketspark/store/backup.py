@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -322,10 +322,12 @@ class _Copy:
     def _open_file(self, read: BinaryIO, target: Path, *, keep_time: bool = True) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         status = os.fstat(read.fileno())
-        # Users' passwords stand in one that its owner alone may read.
-        mode = status.st_mode & 0o777
+        # Users' passwords stand in one that its owner alone may read. A backup that nobody may write to becomes a store
+        # that can be written.
+        mode = status.st_mode & 0o777 | 0o600
         with open(target, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as written:
-            os.fchmod(written.fileno(), mode)
+            with suppress(PermissionError):  # Where files have the rights that their disk was mounted with.
+                os.fchmod(written.fileno(), mode)
             for at, count in _extents(read.fileno(), status.st_size):
                 self._piece(read.fileno(), written.fileno(), at, count)
             written.truncate(status.st_size)

@@ -272,6 +272,29 @@ def test_who_may_not_read_a_file_may_not_read_its_copy(make_store: Any, tmp_path
     assert modes == [0o600, 0o600]
 
 
+def test_a_backup_that_nobody_may_write_to_becomes_a_store_that_its_broker_can(
+    make_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: Store = make_store()
+    topics = Path(store.settings.root) / "config" / "topics.json"
+    topics.parent.mkdir(exist_ok=True)
+    topics.write_text("{}")
+    store.close()
+    copy, again = tmp_path / "copy", tmp_path / "again"
+    backup(Path(store.settings.root), copy)
+    (copy / "config" / topics.name).chmod(0o444)
+    restore(copy, again)
+    assert (again / "config" / topics.name).stat().st_mode & 0o777 == 0o644
+
+    def denied(descriptor: int, mode: int) -> None:
+        raise PermissionError
+
+    # A disk whose files all have the rights that it was mounted with.
+    monkeypatch.setattr(os, "fchmod", denied)
+    restore(copy, tmp_path / "mounted")
+    assert (tmp_path / "mounted" / "config" / topics.name).read_text() == "{}"
+
+
 def test_a_store_without_a_message_is_backed_up(make_store: Any, send: Any, tmp_path: Path) -> None:
     store = make_store()
     flush(store)

@@ -248,14 +248,21 @@ class Tiering(TierReads):
         self._unsaved |= await self._drop_deleted(tier)
         s = self._settings.tier
         expired_ago_ms = now - self._expired_ms
+        failed: StoreError | None = None
         if s.tiered_store_delete_file_enable and not 0 <= expired_ago_ms < s.tiered_store_delete_file_interval:
             # First of all: a full disk gets room by it.
             expire = partial(tier.expire, now, s.tiered_store_file_reserved_time, self._reserved_ms)
-            self._unsaved |= await self._writer.run(expire)
-            self._expired_ms = now
-            await self._save(tier, now)
+            try:
+                self._unsaved |= await self._writer.run(expire)
+                self._expired_ms = now
+                await self._save(tier, now)
+            except TierTaken:
+                raise
+            except StoreError as e:
+                # Who may write there and not remove still has all copied before the store's own files go.
+                failed = e
         self._begin_lost(tier)
-        failed = await self._upload_all(tier)
+        failed = await self._upload_all(tier) or failed
         self._unsaved |= await self._writer.run(partial(tier.upload_keys, now))
         await self._save(tier, now)
         if failed is not None:

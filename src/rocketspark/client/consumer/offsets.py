@@ -378,6 +378,13 @@ class OffsetCommits:
         """Note an offset that is on its way: it may be lost, and what the broker has of this member be more."""
         self.told[queue] = max(self.told.get(queue, -1), offset)
 
+    def is_told(self, queue: MessageQueue, offset: int) -> None:
+        """Note an offset that a broker has now: a master, as its table replaces what a slave was told."""
+        if self._has_master(queue):
+            self.told[queue] = offset
+        else:
+            self.telling(queue, offset)
+
     async def of_others(self, puller: Puller, at: int) -> int | None:
         """Return the offset up to which others have read a puller's queue, if that is beyond `at`; else None. Raises
         RocketSparkError.
@@ -455,8 +462,8 @@ class OffsetCommits:
             if error is None:
                 if puller in told:
                     puller.committed, puller.committed_at, puller.committed_s = told[puller]
-                    if not oneway and self._pullers.get(queue) is puller and self._has_master(queue):
-                        self.told[queue] = puller.committed
+                    if not oneway and self._pullers.get(queue) is puller:
+                        self.is_told(queue, puller.committed)
             elif not strict:
                 known = isinstance(error, (RocketSparkError, OSError))
                 text = "offset %d of %s is not committed: %s"

@@ -465,8 +465,9 @@ class AsyncPullConsumer(ConsumerLife):
         for queue, offset in given.items():
             offsets_told.telling(queue, offset)
         failed = await self._offsets.commit(given, oneway=not wait)
-        if wait:
-            offsets_told.told |= {q: offset for q, offset in given.items() if q not in failed}
+        for queue, offset in given.items() if wait else ():
+            if queue not in failed:
+                offsets_told.is_told(queue, offset)
         for error in failed.values():
             raise error
 

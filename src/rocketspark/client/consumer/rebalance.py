@@ -580,7 +580,8 @@ class Rebalance:
         """Go on with a dropped puller's queue, unless somebody else decided about it; `is_told`: brokers have this."""
         if self.pullers.get(puller.queue) is puller and not puller.leaving and not self._closed:
             self._begin(puller.queue, offset)
-            self.offsets.told |= {puller.queue: offset} if is_told else {}
+            if is_told:
+                self.offsets.is_told(puller.queue, offset)
 
     async def _sample(self) -> None:
         while True:

@@ -260,3 +260,31 @@ async def test_who_sought_back_and_was_away_before_its_broker_heard_of_it_is_led
                 assert [m.queue_offset for m in await read(consumer, 15)] == list(range(5, 20))
                 await consumer.commit()
                 assert fake.broker.offsets[OFFSET] == 20
+
+
+@in_loop
+async def test_who_told_a_slave_where_it_sought_back_to_is_led_past_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master comes back with its place of before."""
+    async with Fake(t=1) as fake:
+        fill(fake, 20)
+        consumer = AsyncPullConsumer(fake.namesrv, "g", consume_from="first", auto_commit=False)
+        consumer.subscribe("t")
+        async with consumer:
+            await read(consumer, 20)
+            await consumer.commit()
+            own: Any = consumer._rebalance
+            for how in ("at once", "given", "reset"):
+                with monkeypatch.context() as without_master:
+                    without_master.setattr(own.offsets, "_has_master", lambda queue: False)
+                    await consumer.seek(Q0, 3 if how != "reset" else 18)
+                    await read(consumer, 2)
+                    if how == "reset":
+                        await own.reset({Q0: 5})
+                    else:
+                        await consumer.commit({Q0: 5} if how == "given" else None)
+                assert fake.broker.offsets[OFFSET] == 5
+                fake.broker.offsets[OFFSET] = 20
+                stand_still(monkeypatch)
+                assert await own.rebalance()
+                assert [m.queue_offset for m in await read(consumer, 15)] == list(range(5, 20))
+                await consumer.commit()
