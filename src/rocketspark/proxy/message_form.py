@@ -121,7 +121,17 @@ async def fill_apart(made: Any, record: Record, topic: str, pairs: dict[str, str
         try:
             body = compression.inflate(record.body, record.sys_flag, AT_ONCE_BYTES_MAX)
         except RecordError:
-            await _inflating.run(lambda: fill(made, record, topic, pairs, now_ms))
+            waiting = [made]
+
+            def fill_waiting() -> None:
+                # Not for who is gone when its turn comes: others wait behind it.
+                for each in waiting:
+                    fill(each, record, topic, pairs, now_ms)
+
+            try:
+                await _inflating.run(fill_waiting)
+            finally:
+                waiting.clear()
             return
         record = record._replace(body=body, sys_flag=record.sys_flag & ~sysflags.COMPRESSED)
     fill(made, record, topic, pairs, now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from tests.unit.proxy.consuming.test_receive import stored
 from rocketspark.protocol.headers import PopReply
 from rocketspark.protocol.message import compression
 from rocketspark.proxy import clients as proxy_clients
+from rocketspark.proxy import message_form
 from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendLimits, check_bytes, check_size
 from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
 from rocketspark.proxy.consuming import receive
@@ -276,6 +278,8 @@ def test_bodies_count_as_they_inflate_and_others_have_their_turn_meanwhile() -> 
             written.append((answer, turns))
             if answer.message.body:
                 await reads.wait()
+            elif answer.HasField("delivery_timestamp") and not reads.is_set():
+                raise ConnectionError("gone")
 
         async def other() -> None:
             nonlocal turns
@@ -301,14 +305,38 @@ def test_bodies_count_as_they_inflate_and_others_have_their_turn_meanwhile() -> 
         # While a body inflates in its thread: it is longer than what is inflated at once.
         assert written[2][1] > written[1][1]
         assert receives.unread.total > 8 * AT_ONCE_BYTES_MAX
-        await deliver()
+        with pytest.raises(ConnectionError):
+            await deliver()
         answers = [answer for answer, _ in written[4:]]
         assert [answer.WhichOneof("content") for answer in answers] == ["status", "delivery_timestamp"]
-        assert len(given_back) == 2, "they come again"
+        assert len(given_back) == 2, "they come again, each once"
         reads.set()
         await asyncio.gather(*reading)
         task.cancel()
         assert (receives.unread.total, len(given_back)) == (0, 2)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_nobody_waits_for_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflated, free = list[bytes](), threading.Event()
+    monkeypatch.setattr(message_form, "fill", lambda made, record, topic, pairs, now_ms: inflated.append(record.body))
+
+    async def main() -> None:
+        bodies = [compression.deflate(kind * 2 * AT_ONCE_BYTES_MAX) for kind in (b"x", b"y")]
+        told = PopReply(pop_time_ms=1 << 45, invisible_time_ms=1, start_offsets="0 1 5", message_offsets="0 1 5,6")
+        both = b"".join(stored(5 + i, body=body, sys_flag=flags) for i, (body, flags) in enumerate(bodies))
+        message_form._inflating.run(lambda: free.wait(LIMIT_S))
+        gone, there = (
+            asyncio.ensure_future(message_form.fill_apart(None, one.record, "T", one.pairs, 0))
+            for one in popped(told, both, "b")
+        )
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        free.set()
+        await there
+        assert inflated == [bodies[1][0]]
 
     asyncio.run(main())
 

@@ -472,6 +472,8 @@ class Receives:
                         self.unread.take(wanted.host, inflated)
                     except Refused:
                         self._give_back(wanted, found[delivered:])
+                        # Once, whatever becomes of the answer.
+                        del found[delivered:]
                         break
                     size += inflated
                     if wanted.renews:

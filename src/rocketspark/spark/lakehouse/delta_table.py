@@ -19,6 +19,7 @@ from rocketspark.spark.lakehouse.table import (
     ArchiveTable,
     check_columns,
     damage_of,
+    decode_namespace,
     decode_state,
 )
 from rocketspark.tables.offset_ranges import NAMESPACE_KEY, START_KEY, from_json
@@ -251,7 +252,7 @@ class DeltaTable(ArchiveTable):
 
     def _namespace(self) -> str | None:
         detail = self._detail()
-        return detail.properties.get(NAMESPACE) if detail is not None else None
+        return decode_namespace(detail.properties.get(NAMESPACE)) if detail is not None else None
 
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""

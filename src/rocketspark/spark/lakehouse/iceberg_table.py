@@ -29,6 +29,7 @@ from rocketspark.spark.lakehouse.table import (
     check_columns,
     damage_of,
     ddl,
+    decode_namespace,
     decode_state,
 )
 from rocketspark.tables.offset_ranges import from_json
@@ -380,7 +381,7 @@ class IcebergTable(ArchiveTable):
     def _namespace(self) -> str | None:
         with self._asking():
             rows = self.spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
-        return next((str(row.value) for row in rows if row.key == NAMESPACE), None)
+        return decode_namespace(next((row.value for row in rows if row.key == NAMESPACE), None))
 
     def file_count(self) -> int:
         """Return how many files hold the table's rows."""

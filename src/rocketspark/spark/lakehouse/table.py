@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
@@ -37,7 +38,8 @@ FORMATS = ("parquet", "delta", "iceberg")
 # The writer's name in transactions, and the name of our property in commits.
 WRITER = "rocketspark-archive"
 PROPERTY = "rocketspark.archive"
-# The property of a table that tells of which namespace its topics are, "" for none: commits expire.
+# The property of a table that tells of which namespace its topics are, "" for none: commits expire. In hexadecimal
+# digits, as Spark does not show a property in whose text it finds a word such as token or url.
 NAMESPACE = "rocketspark.namespace"
 TABLE_DEFAULT = "rocketspark.archive"
 PARTITIONS = ("topic", "hour")
@@ -217,9 +219,12 @@ def decode_state(text: str | None, place: TablePlace) -> ArchiveState | None:
         return None
 
 
-def sql_text(text: str) -> str:
-    """Return a text as a literal of Spark's SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def decode_namespace(told: str | None) -> str | None:
+    """Return the namespace in a table's property NAMESPACE; as it is if a person has written it there."""
+    try:
+        return None if told is None else bytes.fromhex(told).decode()
+    except ValueError:
+        return told
 
 
 def ddl(columns: StructType) -> str:
@@ -319,7 +324,7 @@ class ArchiveTable(ABC):
 
     @abstractmethod
     def _namespace(self) -> str | None:
-        """Return what the table's property NAMESPACE says; None if it has none."""
+        """Return the namespace in the table's property NAMESPACE; None if it has none."""
 
     def note_namespace(self, offsets: Mapping[str, Any]) -> None:
         """Have the table itself tell of which namespace the topics of these offsets are; only a warning if it may not
@@ -328,10 +333,10 @@ class ArchiveTable(ABC):
         namespace = offsets.get(NAMESPACE_KEY, "")
         try:
             if self._namespace() != namespace:
-                told = sql_text(namespace)
-                self.spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{NAMESPACE}'={told})")
-        except (PySparkException, RocketSparkError) as e:
-            why = str(e).splitlines()[0]
+                told = namespace.encode().hex()
+                self.spark.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{NAMESPACE}'='{told}')")
+        except (PySparkException, Py4JError, RocketSparkError) as e:
+            why = object_store.hidden(str(getattr(e, "java_exception", e))).partition("\n")[0]
             log.warning("the table %s does not tell of which namespace its topics are: %s", self.place, why)
 
     def row_count(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row
 
@@ -169,11 +170,12 @@ def test_rows_do_not_tell_of_a_namespace_and_no_rows_are_no_state() -> None:
 def test_a_table_is_told_its_namespace_once(caplog: pytest.LogCaptureFixture) -> None:
     class Properties(IcebergHistory):
         there: dict[str, str] = {}
+        error: Exception = AnalysisException("may not be changed\nby you")
 
         def sql(self, asked: str) -> Any:
             super().sql(asked)
             if not asked.startswith("SHOW TBLPROPERTIES"):
-                raise AnalysisException("may not be changed\nby you")
+                raise self.error
             return self
 
         def collect(self) -> list[Any]:
@@ -181,8 +183,18 @@ def test_a_table_is_told_its_namespace_once(caplog: pytest.LogCaptureFixture) ->
 
     table = Properties([])
     table.note_namespace({"@namespace": "it's"})
-    assert table.asked[-1] == r"ALTER TABLE c.rocketspark.archive SET TBLPROPERTIES ('rocketspark.namespace'='it\'s')"
+    noted = {"rocketspark.namespace": "69742773"}
+    assert table.asked[-1] == "ALTER TABLE c.rocketspark.archive SET TBLPROPERTIES ('rocketspark.namespace'='69742773')"
     assert "does not tell of which namespace its topics are: may not be changed" in caplog.text
+    # What others commit at the same time is an error of Java alone.
+    table.error = Py4JError("CommitFailedException")
+    table.note_namespace({"@namespace": "it's"})
+    assert "its topics are: CommitFailedException" in caplog.text
+    # Nothing in which Spark would find a word that it hides, and what a person wrote counts too.
+    for there in (noted["rocketspark.namespace"], "it's"):
+        table.there, table.asked = {"rocketspark.namespace": there}, []
+        table.note_namespace({"@namespace": "it's"})
+        assert table.asked == ["SHOW TBLPROPERTIES c.rocketspark.archive"]
     table.there, table.asked = {"rocketspark.namespace": ""}, []
     table.note_namespace({"t": {}})
     assert table.asked == ["SHOW TBLPROPERTIES c.rocketspark.archive"]

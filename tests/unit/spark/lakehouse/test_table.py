@@ -222,6 +222,10 @@ class RecordedTable:
         self.commits: list[ArchiveState] = []
         self.fail = ""
         self.merged: list[str] = []
+        self.noted: list[Any] = []
+
+    def note_namespace(self, offsets: Any) -> None:
+        self.noted.append(offsets)
 
     def state(self) -> ArchiveState | None:
         return self.commits[-1] if self.commits else None
@@ -263,6 +267,8 @@ def test_after_a_failure_the_table_s_commit_says_where_to_go_on(fail: str) -> No
         assert again.offsets == ({"t": 0} if fail == "before" else {"t": 5})
     target.begin({"t": 9})
     assert [one.sequence for one in table.commits] == ([1, 2] if fail == "before" else [1, 2, 3])
+    # By each run once.
+    assert table.noted == [{"t": 0}]
 
 
 def test_hours_are_merged_at_first_then_when_one_more_is_over_or_many_batches_came() -> None:
@@ -360,6 +366,9 @@ class DeltaHistory(DeltaTable):
         newest = len(self.commits) - 1
         found = [(said, Row(version=newest - at, operation=kind)) for at, (kind, said) in enumerate(self.commits)]
         return found[:limit]
+
+    def _namespace(self) -> None:
+        return None
 
 
 def test_what_a_restore_took_back_is_not_said_to_be_there() -> None:
@@ -505,7 +514,7 @@ def test_a_table_that_goes_after_a_failed_append_is_not_begun_anew() -> None:
             raise OSError("no answer")
 
         exists = read = read_version = compact = check = None  # type: ignore[assignment]
-        identity = file_count = _committed = _name = None  # type: ignore[assignment]
+        identity = file_count = _committed = _name = _namespace = None  # type: ignore[assignment]
 
     target = TableTarget(None, Failing(ArchiveState(4, {"t": {}}), None))  # type: ignore[abstract,arg-type]
     assert target.offsets == {"t": {}}

@@ -21,6 +21,7 @@ from rocketspark.model import typed_json
 from rocketspark.model.text import shown
 from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import literal, local, scheme_of
+from rocketspark.spark.lakehouse.table import CATALOG_FILE
 from rocketspark.spark.pipelines.parts.archive_manifest import replace_file
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 # In the place of streams: which NameServers they were read from. Spark takes no notice of such a name.
 SERVERS = ".servers.json"
-# What stands in a place before anything was read: ours and, in a checkpoint, Spark's.
-_BEFORE = frozenset((SERVERS, "lock", "metadata", ".metadata.crc"))
+# What stands in a place before anything was read: ours, in a checkpoint Spark's, and an Iceberg table's catalog.
+_BEFORE = frozenset((SERVERS, "lock", "metadata", ".metadata.crc", CATALOG_FILE, f"{CATALOG_FILE}-journal"))
 # A broker may be away, or a queue deleted: after so many runs in a row that came no nearer to the end, it is given up.
 RUNS_IN_VAIN_MAX = 3
 
@@ -156,7 +157,7 @@ def check_servers(place: Path | str, sources: Mapping[str, str], *, option: str 
         return
     note = Path(folder) / SERVERS
     noted: dict[str, str] = {}
-    with suppress(FileNotFoundError, msgspec.DecodeError):
+    with suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         noted = typed_json.decode(note.read_bytes(), dict[str, str])
     now = {name: in_one_form(servers) for name, servers in sources.items()}
     for name, servers in now.items():
@@ -167,8 +168,10 @@ def check_servers(place: Path | str, sources: Mapping[str, str], *, option: str 
                 f" another {option}; if it is the same cluster, remove {note}"
             )
     if noted | now != noted:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(note, msgspec.json.encode(noted | now))
+        # Spark tells of a place that nobody can write; this one may be on its server's disk.
+        with suppress(PermissionError, FileExistsError, NotADirectoryError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(note, msgspec.json.encode(noted | now))
 
 
 def _is_begun(folder: Path) -> bool:

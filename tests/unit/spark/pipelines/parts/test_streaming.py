@@ -160,7 +160,7 @@ def read_into(place: str) -> None:
 def test_a_place_that_nothing_was_read_into_is_of_no_cluster_yet(tmp_path: Path) -> None:
     for name in ("commits", "offsets"):
         (tmp_path / name).mkdir()
-    for name in ("metadata", ".metadata.crc", "lock"):
+    for name in ("metadata", ".metadata.crc", "lock", "catalog.db"):
         (tmp_path / name).write_text("1")
     for servers in ("mistyped:1", "a:1"):
         check_servers(tmp_path, {"orders": servers})
@@ -206,6 +206,14 @@ def test_a_program_is_refused_as_a_command_is(tmp_path: Path) -> None:
         dedupe.run(NO_SPARK, "127.0.0.1:2", "one", "two", checkpoint=tmp_path)
     with pytest.raises(ConfigError, match="give another --to"):
         archive.run(NO_SPARK, "127.0.0.1:2", ["zero", "one"], tmp_path)
+
+
+@pytest.mark.shows("mended: a checkpoint on the disk of a Spark Connect server was made on the client's, or refused")
+def test_nothing_is_noted_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "place"):
+        check_servers(place, {"one": "127.0.0.1:1"})
+    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
 
 
 def test_nothing_is_noted_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
