@@ -434,8 +434,10 @@ def _forget_heavy(group: ConsumerGroup, gone: ConnectedClient | None) -> None:
 
 
 def _is_lean(subscription: Subscription) -> bool:
-    """Tell whether tags and codes are no more than the expression is, which is all that members are known by."""
+    """Tell whether its rest is no more than topic and expression, which is all that members are known by."""
     count, characters = subscription.expression.count("||") + 1, sum(map(len, subscription.tags))
+    if _long(subscription.expression_type):
+        return False
     return max(len(subscription.tags), len(subscription.codes)) <= count and characters <= len(subscription.expression)
 
 

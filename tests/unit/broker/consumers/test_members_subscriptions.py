@@ -73,6 +73,18 @@ def test_what_those_who_stay_told_themselves_stays_when_one_of_many_topics_goes(
     assert list(clients.consumers["g"].subscriptions) == topics[:2]
 
 
+def test_a_long_kind_of_a_filter_that_others_know_goes_with_who_told_it() -> None:
+    clients = ConnectedClients(lambda group: None)
+    for number, kind in ((1, "TAG"), (2, "x" * 100_000)):
+        wanted = [SubscriptionBody(topic="t", expression_type=kind, sub_version=number)]
+        data = ConsumerData(group_name="g", subscription_data_set=wanted)
+        peer: Any = Connection(number)
+        clients.beat(peer, Heartbeat(client_id=peer.address, consumer_data_set=[data]), "JAVA", 1, 0)
+    assert len(clients.consumers["g"].subscriptions["t"].expression_type) == 100_000
+    clients.leave(peer, consumer_group="g")
+    assert clients.consumers["g"].subscriptions == {}
+
+
 def test_many_who_are_silent_are_dropped_over_several_turns() -> None:
     clients = ConnectedClients(lambda group: None)
     names = [ProducerData(group_name=f"p{n}") for n in range(5000)]
