@@ -99,7 +99,15 @@ def test_an_hour_is_a_time() -> None:
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_wrong_usage_ends_with_2(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_ends_with_2(
+    arguments: list[str],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What it notes of a cluster it notes in the working folder.
+    monkeypatch.chdir(tmp_path)
     assert main.run(["pipeline", *arguments]) == 2
     assert error in " ".join(capsys.readouterr().err.split())
 
