@@ -82,7 +82,7 @@ class RowsAlone(ArchiveTable):
     """A table of which only the rows are known."""
 
     _name = exists = read_version = append = compact = None  # type: ignore[assignment]
-    check = identity = file_count = _committed = None  # type: ignore[assignment]
+    check = identity = file_count = _namespace = _committed = None  # type: ignore[assignment]
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows
