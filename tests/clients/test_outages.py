@@ -105,8 +105,19 @@ def test_brokers_hang_die_and_come_back_and_name_servers_go(servers: Servers) ->
         servers.namesrv, "p-hopeful", send_timeout_ms=1000, retries=0, fault_tolerance=True, fault_table=BRIEF, **QUICK
     )
     chosen = MessageQueue(TOPIC, "broker-b", 0)
+
+    def consumed() -> dict[tuple[str, int], list[int]]:
+        found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for message in list(inbox.received):
+            found[message.broker_name, message.queue_id].append(message.queue_offset)
+        return found
+
     with producer, consumer:
         send = Sent(producer)
+
+        def is_consumed() -> bool:
+            return all(offset in consumed()[broker, queue] for broker, queue, offset in send.acknowledged)
+
         assert set(send(4)) == {"broker-a", "broker-b"}
 
         with wary, hopeful:
@@ -147,6 +158,8 @@ def test_brokers_hang_die_and_come_back_and_name_servers_go(servers: Servers) ->
         assert gone.value.retriable
         servers.start_broker("broker-b")
         until(lambda: "broker-b" in send())
+        # With no NameServer the consumer would not hear that it is back.
+        until(is_consumed)
 
         # One NameServer is enough, and with none sends go on.
         servers.kill("names-1")
@@ -160,13 +173,7 @@ def test_brokers_hang_die_and_come_back_and_name_servers_go(servers: Servers) ->
         with pytest.raises(NoNameServer, match="check the address"):
             PullConsumer(servers.namesrv, "g-later").start()
 
-        def consumed() -> dict[tuple[str, int], list[int]]:
-            found: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-            for message in list(inbox.received):
-                found[message.broker_name, message.queue_id].append(message.queue_offset)
-            return found
-
-        until(lambda: all(offset in consumed()[broker, queue] for broker, queue, offset in send.acknowledged))
+        until(is_consumed)
         for offsets in consumed().values():
             # In order, also where a broker that was killed had forgotten how far it was.
             steps = [b - a for a, b in itertools.pairwise(offsets)]

@@ -76,7 +76,7 @@ TABLE = {
         "controller/replicas_info.py",
         "    begins_anew = found == asking and h.may_lack and h.designate_elect\n",
         "    begins_anew = False\n",
-        seed="52m1",
+        seed=52,
         scenario="rack:among_faults",
     ),
     "damage_ends_the_log": Planted(

@@ -328,6 +328,14 @@ TABLE: dict[str, Planted] = {
         "                if segment.has(unit) and record_layout.body_bytes_of(segment.record(unit)):\n",
         shape=COMPACTED,
     ),
+    "a_start_leaves_light_queues_out": Planted(
+        "a light queue holds what names it",
+        "store/recovery.py",
+        "        if light and queues.light:\n",
+        "        if False:\n",
+        seed=5,
+        scenario="parts.alone:light",
+    ),
     "an_event_of_a_lite_topic_is_lost": Planted(
         "each message of a lite topic comes",
         "broker/lite/events.py",

@@ -42,9 +42,9 @@ def test_what_was_flushed_is_there_after_all_lost_their_power(scenario: str) -> 
     "losses of power of some or all beside kills, halts and cuts: what SYNC_FLUSH acknowledged is there, logs are equal"
 )
 def test_losses_of_power_beside_other_faults_lose_nothing() -> None:
-    # Found: a master that had lost its log's end wrote on in the same epoch, over what its slave still had (52m1);
+    # Found: a master that had lost its log's end wrote on in the same epoch, over what its slave still had (52);
     # a slave with a hole in its log was elected in the place of a master that had all (7000021).
-    found = outcomes("tests.simulation.rack:among_faults", 1, 2, 3, "52m1", 7000021)
+    found = outcomes("tests.simulation.rack:among_faults", 1, 2, 3, 52, 7000021)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
     assert sum(outcome["states"].get("losses of power", 0) for outcome in found) > 15
 
