@@ -75,8 +75,8 @@ status: setup-python ## what the tests show, as a table, from the marks at the t
 	@$(BIN)/python -m tests.support.shown_points
 
 # Groups of tests that share servers or a session go to one worker: tests/conftest.py. Servers make each other wait for
-# half of the time: three workers share two cores.
-AT_ONCE = 3
+# more than half of the time: four workers share two cores.
+AT_ONCE = 4
 # Sets are gone through in the same order everywhere.
 HASH_SEED = 0
 soak-examples: HASH_SEED = $(SEED)
