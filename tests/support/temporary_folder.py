@@ -11,8 +11,6 @@ import tempfile
 
 import pytest
 
-from rocketspark.broker.storage.retention import disk_used_percent
-
 # Above it brokers, RocketMQ's too, take no messages, whatever their settings.
 FULL_PERCENT = 90
 
@@ -26,6 +24,9 @@ class TemporaryFolder:
     """Made by the process that the run began with; workers and what they start find it in TMPDIR."""
 
     def __init__(self) -> None:
+        # Not before conftest.py notes each log that is made.
+        from rocketspark.broker.storage.retention import disk_used_percent
+
         # pytest's own folders stay where they are looked for after a failure.
         usual = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         used = disk_used_percent(usual)
