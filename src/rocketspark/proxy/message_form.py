@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rocketspark.errors import RecordError
@@ -99,17 +100,8 @@ _OPTIONAL = {
 _SECONDS_MAX = 253_402_300_799
 
 
-def message_of(record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> Any:
-    """Return a stored record as a Message of the gRPC protocol. `topic`: the name that the client reads it by; `pairs`:
-    its properties.
-    """
-    made = messages.Message()
-    fill(made, record, topic, pairs, now_ms)
-    return made
-
-
 async def message_apart(record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> Any:
-    """Return what `message_of` does, made as `fill_apart` does it."""
+    """Return a stored record as a Message of the gRPC protocol, made as `fill_apart` does it."""
     made = messages.Message()
     await fill_apart(made, record, topic, pairs, now_ms)
     return made
@@ -121,25 +113,15 @@ async def fill_apart(made: Any, record: Record, topic: str, pairs: dict[str, str
         try:
             body = compression.inflate(record.body, record.sys_flag, AT_ONCE_BYTES_MAX)
         except RecordError:
-            waiting = [made]
-
-            def fill_waiting() -> None:
-                # Not for who is gone when its turn comes: others wait behind it.
-                for each in waiting:
-                    fill(each, record, topic, pairs, now_ms)
-
-            try:
-                await _inflating.run(fill_waiting)
-            finally:
-                waiting.clear()
+            await _inflating.run(partial(fill, made, record, topic, pairs, now_ms))
             return
         record = record._replace(body=body, sys_flag=record.sys_flag & ~sysflags.COMPRESSED)
     fill(made, record, topic, pairs, now_ms)
 
 
 def fill(made: Any, record: Record, topic: str, pairs: dict[str, str], now_ms: int) -> None:
-    """Write a stored record into an empty Message, as `message_of` does. For a Message within an answer, which then
-    need not be copied there.
+    """Write a stored record into an empty Message, which within an answer need not be copied there then. `topic`: the
+    name that the client reads it by; `pairs`: its properties.
     """
     body, encoding = readable(record)
     made.topic.name = topic

@@ -37,6 +37,8 @@ def _promised(call: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], No
             future.set_exception(failure)
 
     def work() -> None:
+        if future.cancelled():
+            return
         found, failure = None, None
         try:
             found = call()
@@ -50,7 +52,9 @@ def _promised(call: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], No
 
 
 class LooseThreads:
-    """Threads that take one call after the other. `count`: at most; further calls wait for one."""
+    """Threads that take one call after the other. `count`: at most; further calls wait for one, and are left out if
+    they are cancelled meanwhile.
+    """
 
     def __init__(self, name: str, count: int = 1) -> None:
         self._name = f"rocketspark-{name}"

@@ -50,6 +50,11 @@ ENDED_ROWS_MAX = 1 << 20
 RUN_WEIGHT, ROWS_OF_ONE = 8, 50
 
 
+def weight_of(count: int) -> int:
+    """Return the memory that a run of so many messages takes, as so many half messages that came alone."""
+    return RUN_WEIGHT + count // ROWS_OF_ONE
+
+
 class HalfRun(msgspec.Struct, eq=False):
     """A batch of half messages as it lies in the half queue and in the log, one message behind another.
 
@@ -77,11 +82,6 @@ class HalfRun(msgspec.Struct, eq=False):
     def count(self) -> int:
         """How many messages the run has."""
         return len(self.positions)
-
-    @property
-    def weight(self) -> int:
-        """The memory it takes, as so many half messages that came alone."""
-        return RUN_WEIGHT + self.count // ROWS_OF_ONE
 
     def set(self, at: int, count: int, state: int) -> None:
         """Set the state of `count` open messages from number `at` on."""
@@ -123,7 +123,7 @@ class HalfRuns:
         self._firsts.append(run.first)
         self._runs.append(run)
         self._newest[run.digest] = run
-        self.weight += run.weight
+        self.weight += weight_of(run.count)
 
     def newest(self, digest: bytes) -> HalfRun | None:
         """Return the newest run with a digest, that is the newest copy of a batch; None if there is none."""
@@ -148,7 +148,7 @@ class HalfRuns:
         run.shape = None  # It takes some KB.
         self._ended.append(run)
         self._ended_rows += run.count
-        self.weight -= run.weight
+        self.weight -= weight_of(run.count)
         while self._ended_rows > ENDED_ROWS_MAX and len(self._ended) > 1:
             gone = self._ended.popleft()
             self._ended_rows -= gone.count
@@ -237,7 +237,7 @@ class BatchedHalves:
             return None
         digest = _digest(topic.encode(), form.group, ids)
         if (before := self.runs.newest(digest)) is None or not before.open_count:
-            self._check_room(RUN_WEIGHT + layout.message_count // ROWS_OF_ONE)
+            self._check_room(weight_of(layout.message_count))
         flags = sys_flag & ~(sysflags.TRANSACTION_MASK | record_layout.HOST_FLAGS)
         accepted = self._put_message.accept_layout(
             topic_names.HALF_TOPIC, 0, messages, flags, born_time_ms, born_host, found=found

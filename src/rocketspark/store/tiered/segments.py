@@ -283,11 +283,10 @@ class FolderSegments:
         A full disk has room for that, and a tier whose owner cannot sign removes nothing.
         """
         try:
-            size = os.stat(path).st_size
             # One of an earlier version is shorter, and has a block of the disk all the same.
-            if max(len(content), size) > SECTOR_BYTES:
+            if not os.stat(path).st_size <= len(content) <= SECTOR_BYTES:
                 return False
-            self._files.write_at(path, 0, content.ljust(size))
+            self._files.write_at(path, 0, content)
             self._files.sync_file(path)
         except OSError:
             return False

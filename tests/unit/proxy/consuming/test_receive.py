@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +16,7 @@ from rocketspark.model import subscribe
 from rocketspark.protocol.headers import PopReply
 from rocketspark.protocol.message import batch, compression, record, sysflags
 from rocketspark.proxy.consuming.receive import Receives, popped
-from rocketspark.proxy.message_form import fill, message_of
+from rocketspark.proxy.message_form import fill
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Encoding
 
@@ -115,12 +116,18 @@ def test_a_batch_is_acknowledged_for_its_tags_only_if_none_of_its_messages_is_wa
     assert dead == []
 
 
+def message_of(one: Any) -> Any:
+    made = messages.Message()
+    fill(made, one.record, "T", one.pairs, 0)
+    return made
+
+
 def test_what_does_not_inflate_is_delivered_as_it_is() -> None:
     (one,) = popped(TOLD, stored(body=b"no zlib", sys_flag=1), "broker-a")
-    made = message_of(one.record, "T", one.pairs, 0)
+    made = message_of(one)
     assert (made.body, made.system_properties.body_encoding) == (b"no zlib", Encoding.GZIP)
     (one,) = popped(TOLD, stored(body=zlib.compress(b"x"), sys_flag=1), "broker-a")
-    made = message_of(one.record, "T", one.pairs, 0)
+    made = message_of(one)
     assert (made.body, made.system_properties.body_encoding) == (b"x", Encoding.IDENTITY)
 
 
@@ -171,8 +178,8 @@ def test_any_reply_is_read_or_refused(data: bytes, texts: tuple[str | None, str 
 
 def test_what_a_message_lacks_is_not_there() -> None:
     (one,) = popped(TOLD, stored(5), "broker-a")
-    system = message_of(one.record, "T", one.pairs, 0).system_properties
+    system = message_of(one).system_properties
     names = ("tag", "message_group", "trace_context", "lite_topic", "priority", "delivery_timestamp")
     assert [name for name in names if system.HasField(name)] == []
     (one,) = popped(TOLD, stored(5, properties=b"__SHARDINGKEY\x01g\x02"), "broker-a")
-    assert message_of(one.record, "T", one.pairs, 0).system_properties.message_group == "g"
+    assert message_of(one).system_properties.message_group == "g"
