@@ -63,6 +63,14 @@ TABLE = {
         "        self.flushes = False\n",
         scenario="rack:alone",
     ),
+    "readers_see_what_is_not_flushed": Planted(
+        "reads go on",
+        "broker/replication/waits.py",
+        "        self._flush_service.show_flushed(s.sync_flush and self._role.is_master)\n",
+        "        self._flush_service.show_flushed(False)\n",
+        seed=9,
+        scenario="rack:all_kinds",
+    ),
     "what_a_failed_flush_left_is_taken_for_flushed": Planted(
         "messages are said to be there",
         "store/recovery.py",

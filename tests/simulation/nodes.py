@@ -203,7 +203,9 @@ class Cluster:
         return self.council.sets().get(self.name)
 
     def known_in_sync(self) -> int:
-        """Return how many replicas are in sync as the controllers' disks say."""
+        """Return how many replicas are in sync as the controllers' disks say; a broker without them is."""
+        if self.council is None:
+            return len(self.brokers)
         found = self.known_set()
         return 0 if found is None or found.master is None else len(found.in_sync)
 

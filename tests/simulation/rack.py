@@ -9,6 +9,7 @@ import asyncio
 import random
 from typing import Any
 
+from tests.simulation import mixed
 from tests.simulation.failover import SETTLE_S, check, compare_logs, read_all
 from tests.simulation.nodes import Cluster
 from tests.simulation.plan import Faults, draw_faults
@@ -31,6 +32,17 @@ async def pair(world: World) -> dict[str, Any]:
 async def alone(world: World) -> dict[str, Any]:
     """One broker."""
     return await _run(Cluster(world, flush_disk_type="SYNC_FLUSH"))
+
+
+async def all_kinds(world: World) -> dict[str, Any]:
+    """One broker with clients of all kinds, whose readers live on when its machine loses its power."""
+    chance, cuts = world.random("cuts"), []
+    for number in range(CUTS):
+        kind = chance.choice(["power", "power at call"])
+        at = round(chance.uniform(6 + 10 * number, 13 + 10 * number), 3)
+        cuts.append({"at": at, "kind": kind, "node": "broker-a-1", "seconds": 1.5, "value": chance.randint(1, 30)})
+    faults = world.planned("faults", cuts)
+    return await mixed.run(world, replicas=1, flush_disk_type="SYNC_FLUSH", stands=[], faults=faults)
 
 
 async def two_brokers(world: World) -> dict[str, Any]:

@@ -38,6 +38,14 @@ def test_what_was_flushed_is_there_after_all_lost_their_power(scenario: str) -> 
     assert [outcome["error"] for outcome in outcomes(f"tests.simulation.rack:{scenario}", 1)] == [""]
 
 
+@pytest.mark.shows("mended: under SYNC_FLUSH readers are not shown what the next power cut would take")
+def test_who_reads_on_after_a_loss_of_power_is_given_what_came_since() -> None:
+    # Found: by readers of queues (9, 10) and by who pops (23).
+    found = outcomes("tests.simulation.rack:all_kinds", 9, 10, 23)
+    assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
+    assert sum(outcome["states"].get("losses of power", 0) for outcome in found) == 9
+
+
 @pytest.mark.shows(
     "losses of power of some or all beside kills, halts and cuts: what SYNC_FLUSH acknowledged is there, logs are equal"
 )

@@ -240,13 +240,14 @@ class BrokerServer:
 
     def _build(self, routes: Routes) -> None:
         s = self.settings
-        self._long_polling = LongPolling()
+        self._long_polling = LongPolling(log_end=lambda: self.store.written_position)
         self._cold_reads = ColdReads(s)
         self._flush_service = FlushService(
             self.store,
             interval_ms=s.flush_interval_ms,
             queue_interval_ms=s.flush_queue_interval_ms,
             timeout_ms=s.flush_timeout_ms,
+            arrivals=self._long_polling,
         )
         self._flush_service.crowded = self._fast_failure.flushes_waiting
         self._waits = ReplicaWaits(s)

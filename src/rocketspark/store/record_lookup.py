@@ -23,8 +23,30 @@ class RecordLookup:
 
     log: CommitLog
     index_service: IndexService | None
-    # Set while not all is confirmed: see `ReplicaReceiver.show_up_to`.
-    _visible_end: int | None
+    # Readers see what lies before both.
+    _confirmed_end: int | None = None
+    _flushed_end: int | None = None
+    _visible_end: int | None = None
+
+    def show_up_to(self, position: int | None) -> None:
+        """Let readers see only messages whose records lie wholly before a physical offset, up to which replicas hold
+        the log; None: all.
+        """
+        self._confirmed_end = position
+        self._show()
+
+    def show_flushed(self, position: int | None) -> None:
+        """Let readers see only what lies before a physical offset, up to which the log is on the disk; None: all."""
+        self._flushed_end = position
+        self._show()
+
+    def _show(self) -> None:
+        self._visible_end = min((e for e in (self._confirmed_end, self._flushed_end) if e is not None), default=None)
+
+    @property
+    def shown_end(self) -> int:
+        """The physical offset up to which readers see the log."""
+        return self.log.written if self._visible_end is None else self._visible_end
 
     def shown_at(self, position: int) -> memoryview | None:
         """Return the whole record at a physical offset; None if none begins there, or readers do not see it yet."""

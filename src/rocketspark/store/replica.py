@@ -78,7 +78,7 @@ class ReplicaReceiver:
     _cut_at = -1
     # Where the first bytes of this stream lie: there a record must begin.
     _stream_from = -1
-    _visible_end: int | None = None
+    _visible_end: int | None
     # Called after the log was cut back.
     cut_happened: Callable[[], None] = staticmethod(lambda: None)
 
@@ -590,10 +590,6 @@ class ReplicaReceiver:
         return True
 
     # -- what readers see
-
-    def show_up_to(self, position: int | None) -> None:
-        """Let readers see only messages whose records lie wholly before a physical offset; None: all."""
-        self._visible_end = position
 
     def visible_next(self, queue: ConsumeQueue) -> int:
         """Return the next offset of a queue as its readers see it."""

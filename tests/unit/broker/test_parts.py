@@ -137,6 +137,17 @@ class Disk:
         self.queues_gate.set()
         self.queue_errors: list[Exception] = []
         self.calls: list[str] = []
+        # The ends of what readers see, one after another.
+        self.shown: list[int | None] = []
+        self.flushed_position = 0
+
+    @property
+    def shown_end(self) -> int:
+        return self.shown[-1] if self.shown and self.shown[-1] is not None else self.written_position
+
+    def show_flushed(self, position: int | None) -> None:
+        if [position] != self.shown[-1:]:
+            self.shown.append(position)
 
     def flush_log(self) -> int:
         upto = self.written_position
@@ -166,9 +177,13 @@ class Disk:
         self.calls.append("stopped")
 
 
-def flush_service(disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_000) -> FlushService:
+def flush_service(
+    disk: Disk, timeout_ms: int = 5000, queue_interval_ms: int = 60_000, arrivals: LongPolling | None = None
+) -> FlushService:
     store: Any = disk
-    made = FlushService(store, interval_ms=60_000, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms)
+    made = FlushService(
+        store, interval_ms=60_000, queue_interval_ms=queue_interval_ms, timeout_ms=timeout_ms, arrivals=arrivals
+    )
     made.start()
     return made
 
@@ -216,6 +231,37 @@ def test_a_flush_that_takes_too_long_or_fails_is_told_as_such() -> None:
         assert told == [False] * 3
         made.stop_threads()
         made.finish()
+
+    run(main())
+
+
+@pytest.mark.shows("mended: under SYNC_FLUSH readers are not shown what the next power cut would take")
+def test_readers_are_shown_what_is_flushed_before_it_is_acknowledged() -> None:
+    async def main() -> None:
+        disk = Disk()
+        arrivals = LongPolling(log_end=lambda: disk.written_position)
+        service = flush_service(disk, arrivals=arrivals)
+        service.show_flushed(True)
+        assert disk.shown == [0]
+        waiter = Asked()
+        arrivals.wait(("T", 0), 60, waiter)
+        disk.gate.clear()
+        disk.written_position = 7
+        arrivals.mark("T", 0)
+        await asyncio.sleep(0)
+        assert waiter.asked == [False]  # Its look finds nothing yet.
+        disk.gate.set()
+        await until(lambda: len(waiter.asked) == 2)
+        assert disk.shown == [0, 7], "nobody waited for the flush, and it was made"
+        disk.written_position = 9
+        seen: list[list[int | None]] = []
+        service.reached(9, lambda done: seen.append([*disk.shown]))
+        await until(lambda: seen)
+        assert seen == [[0, 7, 9]]
+        service.show_flushed(False)
+        assert (disk.shown[-1], arrivals.keeps_recent) == (None, False)
+        service.stop_threads()
+        service.finish()
 
     run(main())
 

@@ -110,11 +110,11 @@ class HeldRequest:
 class LongPolling:
     """The held pulls of one broker, by queue and by owner.
 
-    `awaited`: the queues that pulls wait for (read only); `refused`: how many pulls found no room; `weights`: what held
-    requests of all kinds weigh.
+    `log_end`: returns the physical offset behind what was stored last; `awaited`: the queues that pulls wait for (read
+    only); `refused`: how many pulls found no room; `weights`: what held requests of all kinds weigh.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_end: Callable[[], int] = lambda: 0) -> None:
         self.refused = 0
         self.weights = HeldWeights()
         self._waiting: dict[QueueKey, dict[HeldRequest, None]] = {}
@@ -126,11 +126,16 @@ class LongPolling:
         self._scheduled = False
         # Who else hears of queues that grew, by topic, and of which one.
         self.listeners: dict[str, dict[Callable[[str, int], None], None]] = {}
-        # True while readers do not see yet what is stored: queues that grew are marked again once they do.
+        # True while readers do not see at once what is stored: queues that grew are marked again once they do.
         self.keeps_recent = False
+        self._reasons: set[str] = set()
+        # Called for each queue that grew meanwhile: where the log ends now, and to have it shown.
+        self._log_end = log_end
+        self.show_soon: Callable[[], None] = lambda: None
         # Called with each light queue that grew, once readers may see it.
         self.light_arrived: Callable[[str], None] = lambda name: None
-        self._recent: set[QueueKey] = set()
+        # With the log's end behind their last message.
+        self._recent: dict[QueueKey, int] = {}
 
     @property
     def waiting(self) -> int:
@@ -207,24 +212,32 @@ class LongPolling:
         """Note that the queue grew: its held requests are retried later in this turn of the loop."""
         key = (topic, queue_id)
         if self.keeps_recent:
-            self._recent.add(key)
+            self._recent[key] = self._log_end()
+            self.show_soon()
         if topic in self.listeners:
             self._tell(topic, queue_id)
         if key in self._waiting:
             self._marked.add(key)
             self._schedule()
 
-    def confirmed(self, *, everything: bool) -> None:
-        """Note that readers may see more of what was stored (all of it if `everything`), and retry the held pulls."""
-        grown = self._recent & self._waiting.keys()
-        for topic, queue_id in self._recent:
+    def keep_recent(self, reason: str, on: bool) -> None:
+        """Set `keeps_recent` for a reason, or no more for it; others may have it set."""
+        (self._reasons.add if on else self._reasons.discard)(reason)
+        self.keeps_recent = bool(self._reasons)
+
+    def shown(self, position: int) -> None:
+        """Note that readers see more of the log, up to a physical offset, and retry the held pulls."""
+        recent, self._recent = self._recent, {}
+        for key, end in recent.items():
+            topic, queue_id = key
+            if end > position:
+                self._recent[key] = end
             if topic in self.listeners:
                 self._tell(topic, queue_id)
             self.light_arrived(topic)
-        if everything:
-            self._recent.clear()
-        if grown:
-            self._marked |= grown
+            if key in self._waiting:
+                self._marked.add(key)
+        if self._marked:
             self._schedule()
 
     def again(self, waiter: HeldRequest) -> None:

@@ -291,10 +291,10 @@ class InSyncReplicas:
         )
         store.confirmed_position = self.confirmed
         alone = len(members) <= 1 or not all_ack
-        self._long_polling.keeps_recent = not alone
+        self._long_polling.keep_recent("unconfirmed", not alone)
         store.show_up_to(None if alone else self.confirmed)
         if alone or self.confirmed > before:
-            self._long_polling.confirmed(everything=alone or self.confirmed >= end)
+            self._long_polling.shown(store.shown_end)
 
     def is_held_by_others(self) -> bool:
         """Tell whether all others of the set hold the whole log."""

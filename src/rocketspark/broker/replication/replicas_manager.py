@@ -127,7 +127,7 @@ class ControlledRole:
     async def become_slave(self, address: str, epoch: int) -> None:
         """Become a slave of the master that was elected."""
         self.in_sync.end()
-        self._long_polling.keeps_recent = False
+        self._long_polling.keep_recent("unconfirmed", False)
         reason = f"{address} was elected by the controller, epoch {epoch}"
         await self._driver.follow_master(reason, address, epoch, self.own_id)
         self._store.show_up_to(self._store.confirmed_position)
@@ -142,7 +142,7 @@ class ControlledRole:
         if self._role.kind is not Role.MASTER and position != self._store.confirmed_position:
             self._store.confirmed_position = position
             self._store.show_up_to(position)
-            self._long_polling.confirmed(everything=position >= self._store.written_position)
+            self._long_polling.shown(self._store.shown_end)
 
     def check(self) -> None:
         """Check the in-sync set, and forget the epochs that ended before the log begins."""

@@ -263,6 +263,7 @@ class Durability:
         """Make `flushes`, `replicates` and `needed` follow a change of settings or role."""
         s = self._settings
         self.flushes = s.sync_flush
+        self._flush_service.show_flushed(s.sync_flush and self._role.is_master)
         self.replicates = self._role.is_sync_master and (
             s.in_sync_replicas > 1
             or (self.mode is Mode.CONTROLLER and (s.all_ack_in_sync_set or s.in_sync_replicas_min > 1))

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from rocketspark import machine
 from rocketspark.errors import StoreError, StoreFull, StoreUnwritable
@@ -24,15 +25,39 @@ POPULATE_IDLE_S = 0.2
 RETRY_S = 0.1
 
 
+class Arrivals(Protocol):
+    """Held pulls that hear of messages once readers see them: `LongPolling`."""
+
+    # Called with each message that is stored and not shown yet.
+    show_soon: Callable[[], None]
+
+    def keep_recent(self, reason: str, on: bool) -> None:
+        """Note whether messages are shown later than they are stored."""
+
+    def shown(self, position: int) -> None:
+        """Note that readers see the log up to a physical offset."""
+
+
 class FlushService:
     """Flushes the store in the background: the log in one thread, queues and indexes in another.
 
     `interval_ms`: between flushes of the log when no send waits; `queue_interval_ms`: of queues and indexes;
-    `timeout_ms`: how long a send waits for its flush.
+    `timeout_ms`: how long a send waits for its flush; `arrivals`: held pulls that hear of what is flushed, where
+    readers see no more (`show_flushed`).
     """
 
-    def __init__(self, store: Store, *, interval_ms: int, queue_interval_ms: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        interval_ms: int,
+        queue_interval_ms: int,
+        timeout_ms: int,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         self._store = store
+        self._arrivals = arrivals
+        self._shows_flushed = False
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._waiting_count = 0
         self._wanted, self._queues_wanted, self._stop_wanted = (machine.Event() for _ in range(3))
@@ -83,12 +108,36 @@ class FlushService:
             self._is_crowded = True
             self.crowded(True)
 
+    def show_flushed(self, only: bool) -> None:
+        """Let readers see only what is flushed, or all again.
+
+        What is not flushed goes with the machine's power, and other messages take its places: a reader that was shown
+        it would pass over these, which may have been acknowledged.
+        """
+        arrivals = self._arrivals
+        if only == self._shows_flushed or arrivals is None:
+            return
+        self._shows_flushed = only
+        self._store.show_flushed(self._store.flushed_position if only else None)
+        arrivals.show_soon = self._flush_soon if only else lambda: None
+        arrivals.keep_recent("unflushed", only)
+        arrivals.shown(self._store.shown_end)
+        self._wanted.set()
+
+    def _flush_soon(self) -> None:
+        if not self._wanted.is_set():
+            self._wanted.set()
+
     def _thinned(self) -> None:
         if self._is_crowded and self._waiting_count < self.waiting_max:
             self._is_crowded = False
             self.crowded(False)
 
     def _release(self, flushed: int) -> None:
+        # Before the sends are answered: who was answered may read what was sent.
+        if self._shows_flushed and self._arrivals is not None:
+            self._store.show_flushed(flushed)
+            self._arrivals.shown(self._store.shown_end)
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
             self._answer_first(True)
@@ -126,7 +175,7 @@ class FlushService:
                 yield self._stop_wanted, RETRY_S
                 continue
             self._mended("the log")
-            if self._waiting:
+            if self._waiting or self._shows_flushed:
                 self._tell(self._release, flushed)
 
     def _flush_queues_forever(self) -> machine.Steps:

@@ -50,6 +50,10 @@ class FakeStore:
     def show_up_to(self, position: int | None) -> None:
         self.visible = position
 
+    @property
+    def shown_end(self) -> int:
+        return self.written_position if self.visible is None else self.visible
+
     def cut(self, position: int) -> None:
         del self.log[position:]
         self.confirmed_position = min(self.confirmed_position, position)
@@ -120,13 +124,13 @@ class Broker:
         self.start = 0
         self.controller = FakeController(world)
         self.waits = ReplicaWaits(made)
-        quiet: Any = SimpleNamespace(reached=None)
+        quiet: Any = SimpleNamespace(reached=None, show_flushed=lambda only: None)
         self.durability = Durability(made, quiet, self.waits, self.role)
         self.durability.mode = Mode.CONTROLLER
         counts: Any = SimpleNamespace(sync_set_size=lambda: self.in_sync.set.size)
         self.durability.in_sync = counts
         broker: Any = self
-        polling: Any = SimpleNamespace(keeps_recent=False, confirmed=lambda **of: None)
+        polling: Any = SimpleNamespace(keep_recent=lambda *of: None, shown=lambda end: None)
         self.in_sync = InSyncReplicas(
             made, broker.store, self.role, broker, self.waits, broker, broker.controller, polling
         )

@@ -49,6 +49,10 @@ class FakeLog:
     def show_up_to(self, position: int | None) -> None:
         self.visible = position
 
+    @property
+    def shown_end(self) -> int:
+        return self.written_position if self.visible is None else self.visible
+
     def dispatch_received(self) -> None:
         pass
 
@@ -103,7 +107,7 @@ class Broker(RoleDriver):
         self.store.log.is_replica = True
         self.epochs = EpochList(f"{self.folder}/epochFileCheckpoint")
         quiet: Any = SimpleNamespace(connections=[], set_members=lambda *of: None)
-        polling: Any = SimpleNamespace(keeps_recent=False, confirmed=lambda **of: None)
+        polling: Any = SimpleNamespace(keep_recent=lambda *of: None, shown=lambda end: None)
         none: Any = None
         store: Any = self.store
         in_sync = InSyncReplicas(made, store, self.role, quiet, quiet, self.epochs, none, polling)
