@@ -27,7 +27,8 @@ class StoredMessages(AsyncClient):
     async def view_message(self, topic: str, message_id: str) -> ReceivedMessage:
         """Return a message by its offset message id, else by its unique id. Raises ServerError if there is none.
 
-        If no broker answers at the address in the id, the message is looked for at the brokers of the topic's route.
+        If none of the cluster's brokers answers at the address in the id, the message is looked for at those of the
+        topic's route. No other address is dialled: anybody can write an id.
         """
         self._check_started()
         try:
@@ -35,6 +36,8 @@ class StoredMessages(AsyncClient):
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             full = namespace.wrap(self._namespace, validators.check_topic(topic))
             try:
+                if not await self._is_brokers(address):
+                    raise NotSent(f"{address} is no broker of the cluster")
                 found = await client_api.view_message(await self._instance.broker(address), position, topic=full)
             except TransportError:
                 found = await self._view_elsewhere(full, message_id, position)
@@ -45,6 +48,22 @@ class StoredMessages(AsyncClient):
                 text = f"no message {message_id} of topic {topic!r} is found; was it deleted, or is the id another's?"
                 raise ServerError(22, text) from None
             return by_unique_id[0]
+
+    async def _is_brokers(self, address: str) -> bool:
+        """Tell whether an address is that of a broker: another would get our heartbeat and signed requests."""
+        if address in self._instance.routes.broker_addresses(slaves=True):
+            return True
+        try:
+            known = await self._cluster_addresses()
+        except RocketSparkError:  # A proxy serves routes alone.
+            return False
+        return any(address in of_one.values() for of_one in known.values())
+
+    async def _cluster_addresses(self) -> dict[str, dict[int, str]]:
+        """Return the addresses of all brokers of the cluster, by name and id."""
+        instance = self._instance
+        info = await instance.routes.ask(lambda n: admin_api.cluster_info(n, timeout_ms=instance.timeout_ms))
+        return {name: broker.broker_addrs for name, broker in info.broker_addr_table.items()}
 
     async def _view_elsewhere(self, full_topic: str, message_id: str, position: int) -> ReceivedMessage:
         """Return the message of this id from a broker that is not where it was. Raises RocketSparkError."""
@@ -185,18 +204,16 @@ class Queries(StoredMessages):
 
     async def _masters_with(self, default_topic: str) -> dict[str, str]:
         """Return the addresses, by name, of the masters that a new topic is created on."""
-        instance = self._instance
         try:
-            route = await instance.routes.get(default_topic)
+            route = await self._instance.routes.get(default_topic)
         except RouteNotFound as e:
             if default_topic != DEFAULT_TOPIC:
                 raise
             try:
-                info = await instance.routes.ask(lambda n: admin_api.cluster_info(n, timeout_ms=instance.timeout_ms))
+                known = await self._cluster_addresses()
             except ServerError:  # A proxy, which serves routes alone.
                 raise e from None
-            addresses = {name: broker.broker_addrs.get(MASTER_ID) for name, broker in info.broker_addr_table.items()}
-            return {name: address for name, address in addresses.items() if address}
+            return {name: of_one[MASTER_ID] for name, of_one in known.items() if of_one.get(MASTER_ID)}
         return {b.broker_name: b.master for b in route.brokers if b.master}
 
     async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:

@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 import pytest
-from tests.unit.client.fake import Fake, in_loop
+from tests.unit.client.fake import Fake, FakeBroker, in_loop
 
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection import client_api
@@ -15,6 +15,7 @@ from rocketspark.errors import NotSent, ServerError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.message import properties, sysflags
+from rocketspark.protocol.message.message_ids import offset_message_id, pack_host
 from rocketspark.transport.request_frames import reply
 
 pytestmark = pytest.mark.shows("mended: QueryResult's index time and position")
@@ -86,3 +87,19 @@ async def test_a_body_that_cannot_be_had_hides_no_other(monkeypatch: pytest.Monk
         assert [m.body for m in found[1:4]] == [b"fl1pped", b"0" * 1000, b"1" * 1000]
         # Each alone can be had.
         assert (await producer.view_message("t", "u5")).body == b"5" * 1000
+
+
+@pytest.mark.shows("mended: an id that somebody made up had view_message connect and sign to any address")
+@in_loop
+async def test_an_id_is_no_address_to_dial() -> None:
+    stranger = await FakeBroker("stranger").start()
+    host, _, port = stranger.address.rpartition(":")
+    try:
+        async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", retries=0) as producer:
+            answers(fake)
+            made_up = offset_message_id(pack_host(host, int(port)), 0)
+            with pytest.raises(ServerError, match="no message"):
+                await producer.view_message("t", made_up)
+            assert dict(stranger.requests) == {}
+    finally:
+        await stranger.server.close()
