@@ -476,7 +476,8 @@ class MessageReader(RecordLookup):
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int, upper: bool = False) -> int:
         """Return the offset of the first message stored at or after `time_ms`, the next offset if none is.
 
-        With `upper`: of the last message stored at or before it, the oldest offset if none is.
+        With `upper`: of the last message stored at or before it, the oldest offset if none is. No offset lies behind
+        what readers see.
         """
         queue = self.consume_queues.find(topic, queue_id)
         if queue is None:
@@ -484,12 +485,12 @@ class MessageReader(RecordLookup):
         log = self.compacted.get((topic, queue_id)) if self.compacted and not upper else None
         if log is not None and (kept := log.offset_at(time_ms)) is not None and kept < queue.min:
             return kept
-        if queue.min == queue.next:
-            return queue.min
+        low, high = queue.min, self.visible_next(queue)
+        if low == high:
+            return low
         if isinstance(queue, BatchConsumeQueue):
-            self.batch_mender.look(queue, queue.index_of(queue.min))
-            return queue.offset_at_time(time_ms, upper, partial(self.batch_mender.look, queue))
-        low, high = queue.min, queue.next
+            self.batch_mender.look(queue, queue.index_of(low))
+            return min(queue.offset_at_time(time_ms, upper, partial(self.batch_mender.look, queue)), high)
         while low < high:
             middle = (low + high) // 2
             # A gap counts as the unit after it.

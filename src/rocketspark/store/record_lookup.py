@@ -66,16 +66,33 @@ class RecordLookup:
         return log.slice(position, record_layout.BLANK_BYTES_MIN) if log.is_blank(position) else None
 
     def query(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        kind: str = "K",
+        *,
+        unconfirmed: bool = False,
     ) -> list[memoryview]:
         """Return records with a key, newest first, stored within [begin_ms, end_ms].
 
-        `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags.
+        `kind`: "K" a word of KEYS or the unique id, "U" the unique id, "T" the tags. `unconfirmed`: also what readers
+        do not see yet.
         """
-        return finished(self.query_steps(topic, key, count_max, begin_ms, end_ms, kind))
+        return finished(self.query_steps(topic, key, count_max, begin_ms, end_ms, kind, unconfirmed=unconfirmed))
 
     def query_steps(
-        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, kind: str = "K"
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        kind: str = "K",
+        *,
+        unconfirmed: bool = False,
     ) -> Generator[None, None, list[memoryview]]:
         """Do what `query` does, in steps: it yields now and then while it looks for long, as many keys may have one
         hash.
@@ -101,7 +118,7 @@ class RecordLookup:
                 if position == PAUSE:
                     continue
             before = position
-            view = self.shown_at(position)
+            view = self.log.record_at(position) if unconfirmed else self.shown_at(position)
             if view is None or not begin_ms <= record_layout.store_time_of(view) <= end_ms:
                 continue
             try:

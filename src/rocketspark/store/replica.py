@@ -593,4 +593,4 @@ class ReplicaReceiver:
 
     def visible_next(self, queue: ConsumeQueue) -> int:
         """Return the next offset of a queue as its readers see it."""
-        return offset_behind(queue, self._visible_end)
+        return offset_behind(queue, self._visible_end, self.log.written)

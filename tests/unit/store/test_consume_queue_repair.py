@@ -366,3 +366,13 @@ def test_units_are_told_right_together_as_one_by_one(make_store: Any, send: Any)
         assert consume_queue_repair.right_units(log, queue, offsets, units).tolist() == expected
 
     hold()
+
+
+@pytest.mark.parametrize("bit", [2, 70])
+@pytest.mark.shows("a flipped unit at its queue's end hides no message where readers see what is flushed alone")
+def test_a_flipped_last_unit_hides_nothing_that_is_flushed(bit: int, make_store: Any, send: Any) -> None:
+    root = filled(make_store, send)
+    put(root, COUNT - 1, flipped(bit))
+    store = make_store(root)
+    store.show_flushed(store.flushed_position)
+    assert walk(store, 32) == (list(range(COUNT)), [])

@@ -571,6 +571,8 @@ def test_readers_see_what_is_confirmed(make_store: Any, send: Any) -> None:
     # A replica that lost them to its disk is given those, too.
     assert [store.copied_at(end) is None for end in (0, *ends)] == [False] * len(ends) + [True]
     assert store.queue_range("t", 0) == (0, 3)
+    # Who begins at the end, by time, begins before what may be another message once it is shown.
+    assert [store.offset_at_time("t", 0, 1 << 62, upper) for upper in (False, True)] == [3, 2]
     found = store.read("t", 0, 0, 99, 1 << 20)
     assert (found.count, found.max_offset, found.next_offset) == (3, 3, 3)
     assert store.read("t", 0, 3, 99, 1 << 20).status is GetStatus.AT_END

@@ -226,7 +226,7 @@ class HalfMessages:
         """Tell whether a half message was committed: its message is in its topic, or waits to be delivered there."""
         # Or it waits for its time there.
         for topic in (key.topic, topic_names.SCHEDULE_TOPIC, topic_names.TIMER_TOPIC):
-            for stored in self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U"):
+            for stored in self._with_id_of(key, topic):
                 if is_commit(stored) and key.is_of(record.decode(stored, check_crc=False), copy=False):
                     return True
         return False
@@ -240,9 +240,12 @@ class HalfMessages:
 
     def newest(self, topic: str, key: TransactionKey) -> Record | None:
         """Return the newest copy of a half message in a topic, without a check of its body; None if there is none."""
-        found = self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U")
-        copies = [record.decode(stored, check_crc=False) for stored in found]
+        copies = [record.decode(stored, check_crc=False) for stored in self._with_id_of(key, topic)]
         return max((c for c in copies if key.is_of(c, copy=True)), key=lambda c: c.position, default=None)
+
+    def _with_id_of(self, key: TransactionKey, topic: str) -> list[memoryview]:
+        # What readers do not see yet counts too: a commit is one from the moment it is stored.
+        return self._store.query(topic, key.unique_id, RESUMED_COUNT_MAX, 0, NEVER_MS, "U", unconfirmed=True)
 
 
 def _may_be_an_id(told: str | None, position: int) -> bool:

@@ -189,9 +189,10 @@ class Compaction:
         store, until = self._store, {}
         # A replica may know of others from when it was the master.
         end = self._replicated() if self._master() is None else 1 << 62
+        log_end = store.written_position
         for key in list(store.compaction.logs):
             queue = store.consume_queues.find(*key)
-            until[key] = 0 if queue is None else min(offset_behind(queue, end), store.visible_next(queue))
+            until[key] = 0 if queue is None else min(offset_behind(queue, end, log_end), store.visible_next(queue))
         self._compacting = self._thread.run(partial(self._compact, until))
         try:
             await self._compacting

@@ -588,15 +588,17 @@ def _is_of_the_system(topic: str) -> bool:
     return topic == SCHEDULE_TOPIC or topic.upper().startswith(_SYSTEM_PREFIX)
 
 
-def offset_behind(queue: ConsumeQueue, end: int | None) -> int:
-    """Return the offset behind a queue's messages that lie before a position of the log; None: behind all."""
+def offset_behind(queue: ConsumeQueue, end: int | None, log_end: int) -> int:
+    """Return the offset behind a queue's messages that lie before a position of the log; None: behind all. `log_end`: a
+    unit that leads beyond it is damaged, and hides nothing.
+    """
     low, high = queue.min, queue.next
-    if end is None or low >= high or _end_of(queue, high - 1) <= end:
+    if end is None or end >= log_end or low >= high or _end_of(queue, high - 1, log_end) <= end:
         return high
-    return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset))
+    return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset, log_end))
 
 
-def _end_of(queue: ConsumeQueue, offset: int) -> int:
+def _end_of(queue: ConsumeQueue, offset: int, log_end: int) -> int:
     """Return where a message's record ends in the log; 0 of a gap."""
     position, size, _ = queue.unit(offset)
-    return 0 if size == GAP_SIZE else position + size
+    return 0 if size == GAP_SIZE or position + size > log_end else position + size

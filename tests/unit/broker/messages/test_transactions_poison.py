@@ -508,3 +508,26 @@ async def test_a_time_that_a_commit_could_not_be_stored_with_is_refused_at_once(
     assert rig.transactions.open_count == 0
     rig.transactions.stop()
     rig.kill()
+
+
+@pytest.mark.shows("mended: a half message that was given up, committed twice before readers see it: delivered twice")
+@alone
+async def test_a_commit_counts_before_readers_see_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.transactions.set_limits(CheckLimits(timeout_ms=0, interval_ms=1_000_000, checks_max=0, reserved_ms=1_000_000))
+    given_up = prepare(rig, "given up")
+    check_round(rig)
+    newest = rig.transactions._half_messages.newest
+    copy = newest(topic_names.CHECK_MAX_TOPIC, half_messages.TransactionKey("given up", "P", "T"))
+    assert copy is not None
+    halves = [given_up, prepare(rig, "open")]
+    rig.store.show_flushed(rig.store.flush_log())
+    for half in halves:
+        rig.end(half, COMMIT)
+        rig.end(half, COMMIT)  # Again: the answer was lost.
+    with pytest.raises(ServerError, match="was ended"):
+        rig.transactions.resume(copy.position)
+    assert rig.store.stored_range("T", 0) == (0, 2)
+    assert rig.store.queue_range("T", 0) == (0, 0)
+    rig.transactions.stop()
+    rig.kill()

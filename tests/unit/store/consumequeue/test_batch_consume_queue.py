@@ -169,6 +169,8 @@ def test_offsets_by_time(time_ms: int, lower: int, upper: int, store: Store) -> 
     send_batch(store, ["e", "f"], now_ms=NOW_MS + 20)
     assert store.offset_at_time("b", 0, time_ms) == lower
     assert store.offset_at_time("b", 0, time_ms, upper=True) == upper
+    store.show_up_to(store.consume_queues.find("b", 0).unit(3)[0])
+    assert store.offset_at_time("b", 0, time_ms) == lower if lower < 3 else 3
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -133,7 +133,8 @@ class TimerDelivery:
         """Tell whether a message that gets no slot is recalled by one that is stored; `pairs`: its properties."""
         unique_id = pairs.get(b"UNIQ_KEY", b"")
         name = unique_id.decode("utf-8", "replace")
-        for found in self._store.query(topic_names.TIMER_TOPIC, name, RECALLS_MAX, 0, OUT_MS_MAX, "U"):
+        topic_of_timers = topic_names.TIMER_TOPIC
+        for found in self._store.query(topic_of_timers, name, RECALLS_MAX, 0, OUT_MS_MAX, "U", unconfirmed=True):
             other = pairs_of(record_layout.properties_of(found))
             target = topic_names.target_of(other)
             if target is not None and target[0] == topic and other.get(b"TIMER_DEL_UNIQKEY") == unique_id:
