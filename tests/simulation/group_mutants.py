@@ -59,7 +59,8 @@ TABLE = {
     "a_flush_is_not_waited_for": Planted(
         "acknowledged messages are not where they were",
         "broker/replication/waits.py",
-        "        self.flushes = s.sync_flush\n",
+        "        self.flushes = s.sync_flush\n"
+        "        self._flush_service.show_flushed(s.sync_flush and self._role.is_master)\n",
         "        self.flushes = False\n",
         scenario="rack:alone",
     ),

@@ -77,9 +77,9 @@ TABLE: dict[str, Planted] = {
     ),
     "readers_see_what_is_not_confirmed": Planted(
         "a place means one message",
-        "store/replica.py",
-        "        self._visible_end = position\n",
-        "        self._visible_end = None\n",
+        "store/record_lookup.py",
+        "        self._confirmed_end = position\n",
+        "        self._confirmed_end = None\n",
         shape=SPLIT,
     ),
     "a_slave_keeps_what_its_master_has_not": Planted(
