@@ -463,3 +463,41 @@ def test_a_program_that_wants_every_code_gets_that_of_a_queue_that_is_gone(clust
         sends = [producer.send_future("fewer-told", b"x") for _ in range(16)]
         assert sum(send.exception(LIMIT_S) is not None for send in sends) >= 1
         assert {producer.send("fewer-told", b"x").queue.queue_id for _ in range(16)} == {0}
+
+
+@pytest.mark.shows("mended: a message without room for a retry's properties held its consumer up for ever")
+def test_a_message_without_room_for_a_retry_ends_as_a_dead_letter(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
+    attempts: list[int] = []
+    good: list[ReceivedMessage] = []
+    all_came = threading.Event()
+
+    def listener(message: ReceivedMessage) -> bool:
+        if message.body == b"good":
+            good.append(message)
+            if len(good) == 60:
+                all_came.set()
+            return True
+        attempts.append(message.reconsume_times)
+        return False
+
+    with Producer(cluster.namesrv) as producer:
+        producer.create_topic("crammed", queue_count=1)
+        producer.create_topic("%DLQ%crammed-g", queue_count=1)
+        (queue, *_) = producer.queues("crammed")
+        sent = producer.send("crammed", b"bad", queue=queue, properties={"k": "x" * 32_620}, keys="named")
+        for _ in range(60):
+            producer.send("crammed", b"good", queue=queue)
+    consumer = PushConsumer(cluster.namesrv, "crammed-g", consume_from="first", max_reconsume_times=2, span_max=10)
+    consumer.subscribe("crammed")
+    consumer.listen(listener)
+    with consumer:
+        # The last ones are beyond a pull and the span, which begins at the first that is not done.
+        assert all_came.wait(LIMIT_S)
+        (dead,) = read_all(cluster.namesrv, "%DLQ%crammed-g", 1)
+    assert attempts == [0, 1, 2]
+    assert (dead.body, dead.keys, dead.message_id) == (b"bad", ("named",), sent.message_id)
+    assert dead.properties["RETRY_TOPIC"] == "crammed"
+    assert "k" not in dead.properties

@@ -30,7 +30,7 @@ from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.frames import VERSION
 from rocketspark.protocol.headers import Request, SendBackHeader, SendHeader
 from rocketspark.protocol.json.bodies import GroupConfig
-from rocketspark.protocol.message import record, sysflags
+from rocketspark.protocol.message import properties, record, sysflags
 from rocketspark.store.store import Store
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
@@ -154,7 +154,7 @@ class SendHandler:
                 queue_id, stored = self._rules.by_priority(h, queue_id, stored, pairs)
             sys_flag = self._rules.sys_flag(h)
             if topic[0] == "%" and topic.startswith(topic_names.RETRY_PREFIX):
-                topic, queue_id = self._retry_target(peer, h, topic, queue_id, pairs)
+                topic, queue_id, stored = self._retry_target(peer, h, queue_id, stored, pairs)
             if h.sys_flag & sysflags.TRANSACTION_MASK == sysflags.TRANSACTION_PREPARED:
                 position, queue_offset, end = self._transactions.prepare(
                     topic,
@@ -304,14 +304,18 @@ class SendHandler:
         return rows.tobytes()[:-1]
 
     def _retry_target(
-        self, peer: Peer, h: SendHeader, topic: str, queue_id: int, pairs: dict[bytes, bytes]
-    ) -> tuple[str, int]:
-        """Return topic and queue for a consumer's resent message: after its last attempt, the dead letter queue."""
-        group = topic[len(topic_names.RETRY_PREFIX) :]
+        self, peer: Peer, h: SendHeader, queue_id: int, stored: bytes, pairs: dict[bytes, bytes]
+    ) -> tuple[str, int, bytes]:
+        """Return topic, queue and properties of what a consumer resends: after its last attempt a dead letter's."""
+        group = h.topic[len(topic_names.RETRY_PREFIX) :]
         if not retry_and_dead_letter.is_dead_letter(h, self._group(peer, group).retry_max_times):
-            return topic, queue_id
+            return h.topic, queue_id, stored
+        left = retry_and_dead_letter.fitted(stored, properties.BYTES_MAX - len(self._rules.marks))
+        if left is not stored:
+            pairs.clear()
+            pairs.update(pairs_of(left))
         pairs.pop(b"DELAY", None)
-        return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0
+        return self._topics.ensure(topic_names.dead_letter_topic(group)).topic_name, 0, left
 
     def _group(self, peer: Peer, group: str) -> GroupConfig:
         config = self._groups.get(group, by=peer.address)

@@ -144,3 +144,18 @@ def test_properties_near_their_limit_come_again_without_what_they_can_do_without
         assert plan.stored.startswith(text)
         assert len(plan.stored) + retry_and_dead_letter.PARKED_BYTES <= properties.BYTES_MAX
         assert (plan.properties["RETRY_TOPIC"], plan.properties["DELAY"]) == ("T", "3")
+
+
+@pytest.mark.shows("mended: a message without room for a retry's properties held its consumer up for ever")
+@pytest.mark.parametrize("long", ["mine", "KEYS"])
+def test_a_dead_letter_has_room_whatever_it_holds(long: str) -> None:
+    text = b"UNIQ_KEY\x01U1\x02%b\x01" % long.encode()
+    text += b"x" * (properties.BYTES_MAX - len(text) - 10) + b"\x02short\x01s\x02"
+    plan = retry_and_dead_letter.route(stored(text), "G", delay_level=-1, max_times=16)
+    assert plan.properties == {"UNIQ_KEY": "U1", "short": "s", "RETRY_TOPIC": "T", "DELAY": "0"}
+    many = b"".join(b"%04d\x01v\x02" % n for n in range(4680))
+    assert len(many) == 32760
+    plan = retry_and_dead_letter.route(stored(many), "G", delay_level=-1, max_times=16)
+    assert properties.BYTES_MAX - 7 < len(plan.stored) <= properties.BYTES_MAX
+    assert plan.properties["RETRY_TOPIC"] == "T"
+    assert retry_and_dead_letter.fitted(text, len(text)) is text
