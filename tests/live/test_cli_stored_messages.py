@@ -65,14 +65,20 @@ def test_a_message_is_sent_and_got_by_ids_and_place(cluster: Cluster, tmp_path: 
         "--property",
         "p=a=b",
     )
-    raw = send(cluster, "--file", str(file), "--queue", "1", "--sharding-key", "s")
+    named = tmp_path / "properties.json"
+    named.write_text('{"q": "of a file"}')
+    raw = send(
+        cluster, "--file", str(file), "--queue", "1", "--sharding-key", "s", "--properties", str(named), "-H", "p=line"
+    )
     assert (text["status"], raw["queue_id"], raw["broker_name"]) == ("SEND_OK", 1, "broker-a")
     for ids in ((text["message_id"],), (text["offset_message_id"],), (text["message_id"], "--topic", "orders")):
         got = answer(cluster, "message", "get", *ids)
         assert (got["message_id"], got["keys"], got["tag"]) == (text["message_id"], ["k1", "k2"], "new")
         assert (got["properties"]["p"], json.loads(got["body"])["id"]) == ("a=b", 1)
     place = ("orders", "--queue", "1", "--offset", str(raw["queue_offset"]))
-    assert "body_base64" in answer(cluster, "message", "get", *place)
+    got = answer(cluster, "message", "get", *place)
+    assert "body_base64" in got
+    assert (got["properties"]["p"], got["properties"]["q"]) == ("line", "of a file")
     lines = run(cluster, "message", "get", *place, "--save", str(tmp_path / "saved")).stdout.splitlines()
     assert (tmp_path / "saved").read_bytes() == bytes(range(256))
     assert "00000040  40 41 42 43 44 45 46 47  48 49 4a 4b 4c 4d 4e 4f  @ABCDEFGHIJKLMNO" in lines
@@ -137,6 +143,7 @@ def test_what_is_not_there_is_said_in_one_line(cluster: Cluster) -> None:
         ("dlq", "resend", "g"),
         ("dlq", "resend", "g", "--all"),
         ("dlq", "resend", "g", "an-id", "--since", "1h"),
+        ("dlq", "resend", "g", "an-id", "--contains", "x"),
     ):
         run(cluster, *arguments, code=2)
 
@@ -241,6 +248,8 @@ def test_dead_letters(cluster: Cluster) -> None:
     assert "bill 0" in table
     assert not set("\x1b\u202e") & set(table)
     first = shown["letters"][0]["message_id"]
+    chosen = answer(cluster, "dlq", "resend", "payers", "--all", "--key", "k1", "--contains", "bill", "--dry-run")
+    assert [x["message_id"] for x in chosen["letters"]] == [shown["letters"][1]["message_id"]]
     would = answer(cluster, "dlq", "resend", "payers", first, "--dry-run")
     assert [x["outcome"] for x in would["letters"]] == ["would send"]
     done = answer(cluster, "dlq", "resend", "payers", first)

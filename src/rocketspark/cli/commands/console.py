@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -16,57 +16,72 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
 
-def console(
-    at: ClusterAccess = HERE,
+class Port(NamedTuple):
+    """The options of the console's own port."""
+
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8080,
-    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs TLS and a login.")] = "127.0.0.1",
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
-    login: Annotated[
-        bool,
-        typer.Option("--login", help="Nobody gets in without keys of a user of the cluster; keys given here mean it."),
-    ] = False,
+    ] = 8080
+    host: Annotated[str, typer.Option(help="Address to listen on; a public one needs TLS and a login.")] = "127.0.0.1"
     port_tls_cert: Annotated[
         Path | None, typer.Option(help="Certificate and chain of the console's port, PEM: it speaks HTTPS then.")
-    ] = None,
-    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None,
+    ] = None
+    port_tls_key: Annotated[Path | None, typer.Option(help="The key of that certificate, PEM.")] = None
     public_name: Annotated[
         list[str] | None,
         typer.Option(help="A name by which browsers ask for it, besides its address and localhost; may be repeated."),
-    ] = None,
+    ] = None
     public_url: Annotated[
         str,
         typer.Option(help="The https:// address by which browsers reach it through a proxy that ends TLS."),
-    ] = "",
+    ] = ""
     trusted_proxy: Annotated[
         list[str] | None,
         typer.Option(help="Address of a proxy whose X-Forwarded-For says who asks; may be repeated."),
-    ] = None,
-    audit_log: Annotated[
-        str, typer.Option(help="File of changes and refused logins [default: none, changes are logged on stderr].")
-    ] = "",
-    requests: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many requests a second a broker gets at most.")
-    ] = 20,
+    ] = None
+
+
+class Beside(NamedTuple):
+    """The options of what is shown beside the cluster, and where its figures are kept."""
+
     samples: Annotated[
         str, typer.Option(help="File that keeps the figures of plots over restarts [default: none].")
-    ] = "",
+    ] = ""
     spark_stream: Annotated[
         list[str] | None,
         typer.Option(help="Address of the metrics of a process with Spark streams, shown too; may be repeated."),
-    ] = None,
+    ] = None
     outbox: Annotated[
         list[str] | None,
         typer.Option(
             help="Database with an outbox, shown too: sqlite:///file.db, postgresql://user@host/name, or @FILE with"
             " such a URL; #table behind it names another table; may be repeated."
         ),
-    ] = None,
+    ] = None
     dedupe: Annotated[
         list[str] | None,
         typer.Option(help="Database with the ids of processed messages, named as those of --outbox; may be repeated."),
-    ] = None,
+    ] = None
+
+
+PORT, BESIDE = Port(), Beside()
+
+
+def console(
+    at: ClusterAccess = HERE,
+    listen: Port = PORT,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
+    login: Annotated[
+        bool,
+        typer.Option("--login", help="Nobody gets in without keys of a user of the cluster; keys given here mean it."),
+    ] = False,
+    audit_log: Annotated[
+        str, typer.Option(help="File of changes and refused logins [default: none, changes are logged on stderr].")
+    ] = "",
+    requests: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many requests a second a broker gets at most.")
+    ] = 20,
+    beside: Beside = BESIDE,
     log_level: Level = LogLevel.info,
 ) -> None:
     """Show a cluster in the browser, RocketMQ's own too: brokers, topics, messages, groups, and what they need.
@@ -92,21 +107,21 @@ def console(
     settings = ConsoleSettings(
         namesrv=at.namesrv,
         options=at.client_options(),
-        host=host,
-        port=port,
-        public_names=tuple(public_name or ()),
-        public_url=public_url,
-        trusted_proxies=tuple(trusted_proxy or ()),
-        tls_cert=str(port_tls_cert or ""),
-        tls_key=str(port_tls_key or ""),
+        host=listen.host,
+        port=listen.port,
+        public_names=tuple(listen.public_name or ()),
+        public_url=listen.public_url,
+        trusted_proxies=tuple(listen.trusted_proxy or ()),
+        tls_cert=str(listen.port_tls_cert or ""),
+        tls_key=str(listen.port_tls_key or ""),
         tls_key_password=os.environ.get(PORT_KEY_PASSWORD, ""),
         login=login,
         read_only=read_only,
         requests_per_second=requests,
-        samples_path=samples,
-        spark_streams=tuple(spark_stream or ()),
-        outbox=tuple(outbox or ()),
-        dedupe=tuple(dedupe or ()),
+        samples_path=beside.samples,
+        spark_streams=tuple(beside.spark_stream or ()),
+        outbox=tuple(beside.outbox or ()),
+        dedupe=tuple(beside.dedupe or ()),
         audit_path="" if audit_log == "off" else audit_log,
     )
     settings.check()

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -103,30 +103,64 @@ def use(name: Name, json: Json = False) -> None:
     _done("used", name, json)
 
 
+class Keys(NamedTuple):
+    """The options of a context's user and of his secret key."""
+
+    access_key: Annotated[str, _option("--access-key", "The user's name.")] = ""
+    secret_key_file: Annotated[
+        Path | None, _option("--secret-key-file", "The file whose first line is his secret key.")
+    ] = None
+    secret_key_command: Annotated[
+        str, _option("--secret-key-command", "A command that prints it, as of a keyring: its words, no shell's.")
+    ] = ""
+    store_secret: Annotated[
+        bool,
+        _option("--store-secret", f"Keep the secret key in the file of contexts: from {SECRET_KEY_VARIABLE} or asked."),
+    ] = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as Context takes them; asks for the secret key if it is to be stored. Raises BadParameter."""
+        try:
+            words = tuple(shlex.split(self.secret_key_command))
+        except ValueError as e:
+            told = f"{shown(self.secret_key_command)!r}: {e}"
+            raise typer.BadParameter(told, param_hint="--secret-key-command") from None
+        return {
+            "access_key": self.access_key,
+            "secret_key_file": _absolute(self.secret_key_file),
+            "secret_key_command": words,
+            "secret_key": _asked() if self.store_secret else "",
+        }
+
+
+class Tls(NamedTuple):
+    """The options of a context's TLS."""
+
+    tls: Annotated[bool | None, _option("--tls/--no-tls", "Encrypt all connections.")] = None
+    tls_ca: Annotated[Path | None, _option("--tls-ca", "PEM file of the authorities to trust; means --tls.")] = None
+    tls_cert: Annotated[Path | None, _option("--tls-cert", "PEM file of the client's own certificate chain.")] = None
+    tls_key: Annotated[Path | None, _option("--tls-key", "PEM file of its private key.")] = None
+    tls_key_password_file: Annotated[
+        Path | None, _option("--tls-key-password-file", "The file whose first line is the private key's password.")
+    ] = None
+    tls_verify: Annotated[str, _option("--tls-verify", "full, ca or none.")] = ""
+    tls_server_name: Annotated[str, _option("--tls-server-name", "The name in the certificates.")] = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as Context takes them."""
+        return {name: _absolute(value) if name in _FILES else value for name, value in self._asdict().items()}
+
+
+_FILES = frozenset(("tls_ca", "tls_cert", "tls_key", "tls_key_password_file"))
+KEYS, TLS = Keys(), Tls()
+
+
 @app.command()
 def add(
     name: Name,
     namesrv: Annotated[str, typer.Option("-n", "--namesrv", help="NameServers, host:port;host:port.")],
-    access_key: Annotated[str, _option("--access-key", "The user's name.")] = "",
-    secret_key_file: Annotated[
-        Path | None, _option("--secret-key-file", "The file whose first line is his secret key.")
-    ] = None,
-    secret_key_command: Annotated[
-        str, _option("--secret-key-command", "A command that prints it, as of a keyring: its words, no shell's.")
-    ] = "",
-    store_secret: Annotated[
-        bool,
-        _option("--store-secret", f"Keep the secret key in the file of contexts: from {SECRET_KEY_VARIABLE} or asked."),
-    ] = False,
-    tls: Annotated[bool | None, _option("--tls/--no-tls", "Encrypt all connections.")] = None,
-    tls_ca: Annotated[Path | None, _option("--tls-ca", "PEM file of the authorities to trust; means --tls.")] = None,
-    tls_cert: Annotated[Path | None, _option("--tls-cert", "PEM file of the client's own certificate chain.")] = None,
-    tls_key: Annotated[Path | None, _option("--tls-key", "PEM file of its private key.")] = None,
-    tls_key_password_file: Annotated[
-        Path | None, _option("--tls-key-password-file", "The file whose first line is the private key's password.")
-    ] = None,
-    tls_verify: Annotated[str, _option("--tls-verify", "full, ca or none.")] = "",
-    tls_server_name: Annotated[str, _option("--tls-server-name", "The name in the certificates.")] = "",
+    keys: Keys = KEYS,
+    tls: Tls = TLS,
     replace: Annotated[bool, typer.Option("--replace", help="Also if there is one of this name.")] = False,
     current: Annotated[bool, typer.Option("--use", help="Have commands use it from now on.")] = False,
     json: Json = False,
@@ -137,33 +171,16 @@ def add(
 
     Example: `rocketspark context add prod -n a:9876 --access-key ann --secret-key-command 'secret-tool lookup mq prod'`
     """
-    try:
-        words = tuple(shlex.split(secret_key_command))
-    except ValueError as e:
-        raise typer.BadParameter(f"{shown(secret_key_command)!r}: {e}", param_hint="--secret-key-command") from None
-    context = Context(
-        namesrv=namesrv,
-        access_key=access_key,
-        secret_key_file=_absolute(secret_key_file),
-        secret_key_command=words,
-        secret_key=_asked() if store_secret else "",
-        tls=tls,
-        tls_ca=_absolute(tls_ca),
-        tls_cert=_absolute(tls_cert),
-        tls_key=_absolute(tls_key),
-        tls_key_password_file=_absolute(tls_key_password_file),
-        tls_verify=tls_verify,
-        tls_server_name=tls_server_name,
-    )
+    context = Context(namesrv=namesrv, **keys.fields(), **tls.fields())
     context.check(name)
-    if tls_verify not in ("", "full", "ca", "none"):
-        raise typer.BadParameter(f"{shown(tls_verify)!r} is none of full, ca, none", param_hint="--tls-verify")
+    if tls.tls_verify not in ("", "full", "ca", "none"):
+        raise typer.BadParameter(f"{shown(tls.tls_verify)!r} is none of full, ca, none", param_hint="--tls-verify")
     with changing() as known:
         if name in known.contexts and not replace:
             raise ConfigError(f"there is a context {name} already: --replace writes over it")
         now = name if current else known.current
         write_contexts(Contexts(current=now, contexts={**known.contexts, name: context}))
-    if store_secret:
+    if keys.store_secret:
         print(f"the secret key is in {shown(contexts_path())}, which only you may read", file=sys.stderr)
     _done("added", name, json)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
+from rocketspark.cli.commands.message_options import MessageOptions
 from rocketspark.cli.operate import print_json
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.streams import lines, parts, unescaped, write_bytes
@@ -57,38 +58,20 @@ class Input(NamedTuple):
     ] = None
 
 
-class Fields(NamedTuple):
-    """The options that every message gets; a line of JSON may name its own."""
+class Pace(NamedTuple):
+    """The options that say how many messages are sent, how fast, and what happens to bad and to sent ones."""
 
-    tag: Annotated[str | None, typer.Option(help="Tag of every message.")] = None
-    key: Annotated[list[str] | None, typer.Option("-k", "--key", help="Key of every message; may be repeated.")] = None
-    property: Annotated[
-        list[str] | None,
-        typer.Option("-H", "--property", help="Property of every message, name=value; may be repeated."),
-    ] = None
-    properties: Annotated[
-        Path | None, typer.Option("--properties", help="A file with a JSON object of properties of every message.")
-    ] = None
-    sharding_key: Annotated[
-        str | None, typer.Option(help="Keeps the messages in order: all go to the queue of this key.")
-    ] = None
-    lite_topic: Annotated[
-        str | None, typer.Option(help="The lite topic of every message, in a topic of the type LITE.")
-    ] = None
-    priority: Annotated[
-        int | None, typer.Option(min=0, help="Priority of every message, in a topic of the type PRIORITY.")
-    ] = None
-
-    def values(self) -> dict[str, Any]:
-        """Return them as Message takes them. Raises BadParameter, ConfigError."""
-        found = {"tag": self.tag, "keys": self.key, "sharding_key": self.sharding_key}
-        found["properties"] = _properties_of(self.properties) | _properties(self.property or [])  # type: ignore[assignment]
-        found["lite_topic"] = self.lite_topic
-        given: dict[str, Any] = {name: value for name, value in found.items() if value}
-        return given if self.priority is None else given | {"priority": self.priority}
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Send at most so many messages a second.")] = None
+    count_max: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Stop after so many messages.")] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be sent as it is, and say so, instead of ending.")
+    ] = False
+    tee: Annotated[
+        bool, typer.Option("-T", "--tee", help="Print what is sent on stdout too, unaltered, as `tee` does.")
+    ] = False
 
 
-INPUT, FIELDS = Input(), Fields()
+INPUT, FIELDS, PACE = Input(), MessageOptions(), Pace()
 
 
 def produce(
@@ -99,19 +82,12 @@ def produce(
     ] = None,
     *,
     given: Input = INPUT,
-    fields: Fields = FIELDS,
+    fields: MessageOptions = FIELDS,
     queue: Annotated[
         str | None, typer.Option("-p", "--queue", help="Send to this queue: its number, or broker/number.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Send at most so many messages a second.")] = None,
-    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Stop after so many messages.")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out what cannot be sent as it is, and say so, instead of ending.")
-    ] = False,
+    pace: Pace = PACE,
     group: Annotated[str, typer.Option(help="The producer group.")] = "rocketspark_producer",
-    tee: Annotated[
-        bool, typer.Option("-T", "--tee", help="Print what is sent on stdout too, unaltered, as `tee` does.")
-    ] = False,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -132,7 +108,7 @@ def produce(
     )
     if files and any((given.file, given.jsonl, delimiter, key_delimiter)):
         raise typer.BadParameter("a file is one message: -f reads lines, --jsonl and delimiters are for lines")
-    if tee and json:
+    if pace.tee and json:
         raise typer.BadParameter("stdout has what is sent; leave out --json", param_hint="--tee")
     if given.jsonl and key_delimiter is not None:
         raise typer.BadParameter("a line of JSON names its own keys", param_hint="--key-delimiter")
@@ -153,8 +129,10 @@ def produce(
         sending = Sender(producer, None if queue is None else queue_of(queue, producer.queues(topic)))
         try:
             with _progress(given.file) as advance:
-                told = _teed(b"" if files else b"\n" if delimiter is None else delimiter, advance) if tee else advance
-                _send(source, of_lines, sending, stop, count=count, rate=rate, skip_bad=skip_bad, advance=told)
+                told = (
+                    _teed(b"" if files else b"\n" if delimiter is None else delimiter, advance) if pace.tee else advance
+                )
+                _send(source, of_lines, sending, stop, pace, told)
         except KeyboardInterrupt:
             if not stop.asked:
                 raise
@@ -173,15 +151,14 @@ def _send(
     of_lines: Lines,
     sending: Sender,
     stop: Stop,
-    *,
-    count: int | None,
-    rate: float | None,
-    skip_bad: bool,
+    pace: Pace,
     advance: Callable[[bytes, int], None],
 ) -> None:
     """Send all parts that become messages. Raises UsageError for the first that does not, unless it is skipped."""
     begun_s, passed = time.monotonic(), 0
-    while (count is None or passed < count) and (part := stop.waiting(lambda: next(source, None))) is not None:
+    while (pace.count_max is None or passed < pace.count_max) and (
+        part := stop.waiting(lambda: next(source, None))
+    ) is not None:
         if part.data == b"":
             sending.empty += 1
             continue
@@ -189,15 +166,15 @@ def _send(
             if part.data is None:
                 raise MessageIllegal(part.too_long)
             message = of_lines.message(part.data)
-            if rate is not None:
-                pause_s = begun_s + passed / rate - time.monotonic()
+            if pace.rate is not None:
+                pause_s = begun_s + passed / pace.rate - time.monotonic()
                 if pause_s > 0:
                     stop.waiting(lambda pause_s=pause_s: time.sleep(pause_s))  # type: ignore[misc]
             if stop.asked:
                 return
             sending.send(part.place, message)
         except MessageIllegal as e:
-            if not skip_bad:
+            if not pace.skip_bad:
                 raise UsageError(f"{part.place}{_said(e)}; mend it, or leave such out by --skip-bad") from None
             sending.skip(part.place, e)
             continue
@@ -331,28 +308,6 @@ def queue_of(text: str, queues: list[MessageQueue]) -> MessageQueue:
     there = ", ".join(f"{shown(q.broker_name)}/{q.queue_id}" for q in found or queues)
     why = "names several queues, write one of" if found else "is no queue of this topic, there are"
     raise typer.BadParameter(f"{shown(text, characters_max=60)!r} {why}: {there}", param_hint="--queue")
-
-
-def _properties(texts: list[str]) -> dict[str, str]:
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise typer.BadParameter(f"{shown(text, characters_max=60)!r} is no name=value", param_hint="--property")
-    return {name: value for name, _, value in (text.partition("=") for text in texts)}
-
-
-def _properties_of(file: Path | None) -> dict[str, str]:
-    import msgspec
-
-    from rocketspark.model import typed_json
-
-    if file is None:
-        return {}
-    try:
-        return typed_json.decode(file.read_bytes(), dict[str, str])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        text = f"{file}: {e}; a JSON object of names and texts is needed"
-        raise typer.BadParameter(shown(text), param_hint="--properties") from None
 
 
 def _delimiter(name: str, text: str | None) -> bytes | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Since, Until, time_range
+from rocketspark.cli.commands.message_options import Which
 from rocketspark.cli.operate import Watch, Yes, confirm, print_json, print_table, run_operation, run_watched, table
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.stored_messages import IN_TABLE_CHARACTERS, message_json, when
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rocketspark.admin.messages.dead_letters import DeadLetterCount, Resent, StoredLetter
 
 app = typer.Typer(help="List, show and send again dead letters.", no_args_is_help=True)
+WHICH = Which()
 Group = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
 
 
@@ -58,12 +59,8 @@ def list_(
 @app.command()
 def show(
     group: Group,
+    which: Which,
     limit: Annotated[int, typer.Option("-l", "--limit", min=1, max=10_000, help="Show so many at most.")] = 20,
-    tag: Annotated[str | None, typer.Option(help="With this tag.", show_default=False)] = None,
-    key: Annotated[str | None, typer.Option("-k", "--key", help="With this key.", show_default=False)] = None,
-    contains: Annotated[str | None, typer.Option(help="With this text in the body.", show_default=False)] = None,
-    since: Since = "",
-    until: Until = "",
     error_property: Annotated[
         str, typer.Option(help="The property in which the application notes an error.", show_default=False)
     ] = "",
@@ -77,10 +74,7 @@ def show(
 
     Example: `rocketspark dlq show billing --since 24h --json`
     """
-    from rocketspark.admin.messages.search import Search
-
-    since_ms, until_ms = time_range(since or None, until or None)
-    search = Search(tag=tag, key=key, contains=contains, since_ms=since_ms, until_ms=until_ms)
+    search = which.search()
     found = run_operation(at, lambda operations: operations.show_dead_letters(group, search, limit=limit))
     if json:
         letters = [_letter_json(x, error_property) for x in found.letters]
@@ -122,23 +116,30 @@ def _print_resent(done: Sequence[Resent]) -> None:
     print(", ".join(f"{n:,} {name}" for name, n in counts.items() if n) or "no letter is meant", file=sys.stderr)
 
 
+class Target(NamedTuple):
+    """The options that say where letters go."""
+
+    to: Annotated[
+        str | None,
+        typer.Option(help="The topic to send them to, if not the one each came from.", show_default=False),
+    ] = None
+    to_group: Annotated[
+        bool, typer.Option("--to-group", help="To the group's own retry topic: no other group gets them.")
+    ] = False
+
+
+TARGET = Target()
+
+
 @app.command()
 def resend(
     group: Group,
     ids: Annotated[
         list[str] | None, typer.Argument(help="The letters' ids, as `dlq show` prints them.", show_default=False)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All letters, or those of --tag, --since and --until.")] = False,
-    tag: Annotated[str | None, typer.Option(help="With --all: only those with this tag.", show_default=False)] = None,
-    since: Since = "",
-    until: Until = "",
-    to: Annotated[
-        str | None,
-        typer.Option(help="The topic to send them to, if not the one each came from.", show_default=False),
-    ] = None,
-    to_group: Annotated[
-        bool, typer.Option("--to-group", help="To the group's own retry topic: no other group gets them.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="All letters, or those that --tag and the like choose.")] = False,
+    which: Which = WHICH,
+    target: Target = TARGET,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing; say what would be sent.")] = False,
     yes: Yes = False,
     at: ClusterAccess = HERE,
@@ -153,24 +154,22 @@ def resend(
     Example: `rocketspark dlq resend billing --all --since 24h --dry-run`
     """
     from rocketspark.admin.messages.dead_letters import failures
-    from rocketspark.admin.messages.search import Search
 
     if every == bool(ids):
         raise typer.BadParameter("give the letters' ids, or --all", param_hint="IDS")
-    if not every and (tag or since or until):
-        raise typer.BadParameter("--tag, --since and --until go with it", param_hint="--all")
-    if to is not None and to_group:
+    if not every and any(which):
+        raise typer.BadParameter("--tag, --since and what else chooses letters go with it", param_hint="--all")
+    if target.to is not None and target.to_group:
         raise typer.BadParameter("give one of them", param_hint="--to, --to-group")
-    since_ms, until_ms = time_range(since or None, until or None)
-    search = Search(tag=tag, since_ms=since_ms, until_ms=until_ms)
+    search = which.search()
     if every and not dry_run:
-        where = to or ("its retry topic" if to_group else "the topics they came from")
+        where = target.to or ("its retry topic" if target.to_group else "the topics they came from")
         question = f"Send all dead letters of {shown(group)} that are meant to {shown(where)}?"
         confirm(yes, question, "sending all letters again needs --yes where nobody can be asked")
     done = run_operation(
         at,
         lambda operations: operations.resend_dead_letters(
-            group, None if every else ids, to=to, to_group=to_group, dry_run=dry_run, search=search
+            group, None if every else ids, **target._asdict(), dry_run=dry_run, search=search
         ),
     )
     if json:

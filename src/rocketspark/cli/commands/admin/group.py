@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rocketspark.admin.clients import GroupMembers, Member
+    from rocketspark.admin.groups import GroupSettings
     from rocketspark.admin.lite_topics import LiteGroupLag
     from rocketspark.admin.offsets import OffsetChange
     from rocketspark.admin.operations import AsyncAdmin
@@ -50,15 +51,15 @@ app = typer.Typer(help="List, watch, reset, create, change and delete consumer g
 Name = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
 
 
-@app.command()
-def create(
-    group: Name,
+class Settings(NamedTuple):
+    """The options that say what is set of a group; what is not given stays."""
+
     ordered: Annotated[
         bool | None, typer.Option("--ordered/--not-ordered", help="Give out messages in order [consumeMessageOrderly].")
-    ] = None,
+    ] = None
     enabled: Annotated[
         bool | None, typer.Option("--enabled/--disabled", help="May it consume at all? [consumeEnable]")
-    ] = None,
+    ] = None
     retry_max_times: Annotated[
         int | None,
         typer.Option(
@@ -66,15 +67,38 @@ def create(
             max=2**31 - 1,
             help="Retries before a message is a dead letter, for consumers that state none themselves.",
         ),
-    ] = None,
+    ] = None
     retry_policy: Annotated[
         str | None,
         typer.Option(help="When retries are made for clients of RocketMQ 5, as its groupRetryPolicy in JSON."),
-    ] = None,
+    ] = None
     lite_bind_topic: Annotated[
         str | None, typer.Option(help="The topic whose lite topics it reads, and no other [lite.bind.topic].")
-    ] = None,
-    attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
+    ] = None
+    attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = ""
+
+    def settings(self) -> GroupSettings:
+        """Return them as operations take them. Raises BadParameter, MessageIllegal."""
+        from rocketspark.admin.groups import GroupSettings
+        from rocketspark.client.validators import check_topic
+
+        attributes = self.attributes
+        if self.lite_bind_topic is not None:
+            bound = f"+lite.bind.topic={check_topic(self.lite_bind_topic)}"
+            attributes = ",".join(filter(None, (attributes, bound)))
+        return GroupSettings(
+            ordered=self.ordered,
+            consume_enabled=self.enabled,
+            retry_max_times=self.retry_max_times,
+            retry_policy=None if self.retry_policy is None else _policy(self.retry_policy),
+            attributes=attributes,
+        )
+
+
+@app.command()
+def create(
+    group: Name,
+    given: Settings,
     on: Masters = ALL_MASTERS,
     at: ClusterAccess = HERE,
     json: Json = False,
@@ -87,18 +111,7 @@ def create(
 
     Example: `rocketspark group create agents --lite-bind-topic chats`
     """
-    from rocketspark.admin.groups import GroupSettings
-    from rocketspark.client.validators import check_topic
-
-    if lite_bind_topic is not None:
-        attributes = ",".join(filter(None, (attributes, f"+lite.bind.topic={check_topic(lite_bind_topic)}")))
-    settings = GroupSettings(
-        ordered=ordered,
-        consume_enabled=enabled,
-        retry_max_times=retry_max_times,
-        retry_policy=None if retry_policy is None else _policy(retry_policy),
-        attributes=attributes,
-    )
+    settings = given.settings()
     found = run_operation(at, lambda operations: operations.put_group(group, settings, **on.named()))
     _print(group, found, json)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rocketspark.cli.commands.pipelines.shared import Since, Until, moment, time_range
+from rocketspark.cli.commands.message_options import MessageOptions, Which
+from rocketspark.cli.commands.pipelines.shared import Since, Until, moment
 from rocketspark.cli.operate import print_json, print_table, run_operation
 from rocketspark.cli.options import HERE, ClusterAccess, Json
 from rocketspark.cli.stored_messages import COLUMNS, BodyForm, message_json, message_lines, message_row, when
@@ -34,8 +35,29 @@ Topic = Annotated[
     str | None, typer.Option("-t", "--topic", help="The topic it is in; without it a unique id is looked for in all.")
 ]
 Body = Annotated[BodyForm, typer.Option("--body", help="How to show the body.")]
-Broker = Annotated[str | None, typer.Option("-b", "--broker", help="The broker of the queue, where several have it.")]
-Queue = Annotated[int | None, typer.Option("-q", "--queue", min=0, help="The queue's id.", show_default=False)]
+
+
+class Place(NamedTuple):
+    """The options that name a queue of a topic."""
+
+    queue: Annotated[int | None, typer.Option("-q", "--queue", min=0, help="The queue's id.", show_default=False)] = (
+        None
+    )
+    broker: Annotated[
+        str | None, typer.Option("-b", "--broker", help="The broker of the queue, where several have it.")
+    ] = None
+
+    async def of(self, operations: AsyncAdmin, topic: str) -> MessageQueue:
+        """Return the queue of a topic that is meant. Raises UsageError if it is none or several."""
+        route = (await operations.show_topic(topic)).route
+        found = [q for q in route.read_queues() if q.queue_id == self.queue and self.broker in (None, q.broker_name)]
+        if not found:
+            there = ", ".join(f"{q.broker_name}/{q.queue_id}" for q in route.read_queues()) or "none"
+            raise UsageError(f"topic {topic!r} has no such queue {self.queue}; these are there: {there}")
+        if len(found) > 1:
+            several = ", ".join(q.broker_name for q in found)
+            raise UsageError(f"queue {self.queue} is on {several}: name one by --broker")
+        return found[0]
 
 
 class Decode(StrEnum):
@@ -68,6 +90,8 @@ class Decoding(NamedTuple):
         return view.text + (f"\n… {view.left_bytes:,} more bytes" if view.left_bytes else "")
 
 
+FIELDS, PLACE = MessageOptions(), Place()
+
 # -- get -------------------------------------------------------------------------------------------------------------
 
 
@@ -84,8 +108,7 @@ def get(
     offset: Annotated[
         int | None, typer.Option("-o", "--offset", min=0, help="The message's offset in its queue.", show_default=False)
     ] = None,
-    queue: Queue = None,
-    broker: Broker = None,
+    place: Place = PLACE,
     body: Body = BodyForm.auto,
     save: Annotated[Path | None, typer.Option(help="Write the body into this new file.", show_default=False)] = None,
     at: ClusterAccess = HERE,
@@ -99,7 +122,7 @@ def get(
 
     Example: `rocketspark message get orders --queue 2 --offset 1017 --decode avro --schema order.avsc`
     """
-    if (offset is None) != (queue is None):
+    if (offset is None) != (place.queue is None):
         raise typer.BadParameter("give both, with a topic", param_hint="--queue, --offset")
     if offset is not None and topic is not None:
         raise typer.BadParameter("a place is told by topic, --queue and --offset alone", param_hint="--topic")
@@ -108,9 +131,9 @@ def get(
         raise typer.BadParameter("give both", param_hint="--decode, --schema")
 
     async def find(operations: AsyncAdmin) -> ReceivedMessage:
-        if offset is None or queue is None:
+        if offset is None:
             return await operations.get_message(name, topic=topic)
-        return await operations.get_message_at(await _queue(operations, name, queue, broker), offset)
+        return await operations.get_message_at(await place.of(operations, name), offset)
 
     message = run_operation(at, find)
     if save is not None:
@@ -130,37 +153,7 @@ def get(
         write("".join(f"{line}\n" for line in message_lines(message, body, decoded)))
 
 
-async def _queue(operations: AsyncAdmin, topic: str, queue_id: int, broker: str | None) -> MessageQueue:
-    route = (await operations.show_topic(topic)).route
-    found = [q for q in route.read_queues() if q.queue_id == queue_id and broker in (None, q.broker_name)]
-    if not found:
-        there = ", ".join(f"{q.broker_name}/{q.queue_id}" for q in route.read_queues()) or "none"
-        raise UsageError(f"topic {topic!r} has no such queue {queue_id}; these are there: {there}")
-    if len(found) > 1:
-        raise UsageError(f"queue {queue_id} is on {', '.join(q.broker_name for q in found)}: name one by --broker")
-    return found[0]
-
-
 # -- find ------------------------------------------------------------------------------------------------------------
-
-
-class Which(NamedTuple):
-    """The options that say which messages are searched."""
-
-    key: Annotated[str | None, typer.Option("-k", "--key", help="With this key.", show_default=False)] = None
-    tag: Annotated[str | None, typer.Option(help="With this tag.", show_default=False)] = None
-    contains: Annotated[str | None, typer.Option(help="With this text in the body.", show_default=False)] = None
-    json_path: Annotated[
-        str | None,
-        typer.Option(
-            "--json-path",
-            metavar="PATH[=VALUE]",
-            help="With JSON bodies where this path leads to something, or to VALUE: '$.order.lines[*].sku=A-7'.",
-            show_default=False,
-        ),
-    ] = None
-    since: Since = ""
-    until: Until = ""
 
 
 @app.command("find")
@@ -183,19 +176,7 @@ def find_(
 
     Example: `rocketspark message find orders --json-path '$.customer.id=4711' --limit 5 --json`
     """
-    from rocketspark.admin.messages.search import Search
-
-    since_ms, until_ms = time_range(which.since or None, which.until or None)
-    path, equals, value = _path(which.json_path)
-    search = Search(
-        key=which.key,
-        tag=which.tag,
-        contains=which.contains,
-        json_path=path,
-        json_value=value if equals else None,
-        since_ms=since_ms,
-        until_ms=until_ms,
-    )
+    search = which.search()
     with _progress() as told:
         found = run_operation(
             at,
@@ -221,18 +202,6 @@ def find_(
     if found.messages:
         print_table(COLUMNS, map(message_row, found.messages))
     print(_end_of(found, newest, limit), file=sys.stderr)
-
-
-def _path(text: str | None) -> tuple[str | None, str, str]:
-    """Return a path, "=" if a value follows, and the value; a key in quotes may hold "=" too."""
-    if text is None:
-        return None, "", ""
-    at, quote = 0, ""
-    while at < len(text) and (quote or text[at] != "="):
-        if text[at] in "'\"":
-            quote = "" if text[at] == quote else quote or text[at]
-        at += 1
-    return text[:at].strip(), text[at : at + 1], text[at + 1 :].strip()
 
 
 def _end_of(found: FoundMessages, newest: bool, limit: int) -> str:
@@ -276,16 +245,8 @@ def send(
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="The body is this file's content.", show_default=False)
     ] = None,
-    key: Annotated[list[str] | None, typer.Option("-k", "--key", help="Its key; may be repeated.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Its tag.", show_default=False)] = None,
-    property: Annotated[
-        list[str] | None, typer.Option("--property", help="A property, name=value; may be repeated.")
-    ] = None,
-    queue: Queue = None,
-    broker: Broker = None,
-    sharding_key: Annotated[
-        str | None, typer.Option(help="It goes to the queue of this key, behind those of the same.", show_default=False)
-    ] = None,
+    fields: MessageOptions = FIELDS,
+    place: Place = PLACE,
     delay: Annotated[
         str,
         typer.Option(help="Deliver it so much later: 90s, 15m, 2h (a timer message).", show_default=False),
@@ -293,12 +254,6 @@ def send(
     delay_level: Annotated[
         int, typer.Option(min=0, max=128, help="Deliver it by this delay level of the broker's.")
     ] = 0,
-    lite_topic: Annotated[
-        str | None, typer.Option(help="Its lite topic, in a topic of the type LITE.", show_default=False)
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option(min=0, help="Its priority, in a topic of the type PRIORITY.", show_default=False)
-    ] = None,
     at: ClusterAccess = HERE,
     json: Json = False,
 ) -> None:
@@ -309,22 +264,13 @@ def send(
     Example: `rocketspark message send orders --file order.avro --property content-type=avro --delay 10m`
     """
     content = _body(body, file)
-    fields: dict[str, Any] = {
-        "keys": key or [],
-        "tag": tag,
-        "properties": _properties(property or []),
-        "sharding_key": sharding_key,
-        "delay_level": delay_level,
-        "delay_ms": _delay_ms(delay) if delay else 0,
-        "lite_topic": lite_topic,
-        "priority": priority,
-    }
-    if broker is not None and queue is None:
+    values = fields.values() | {"delay_level": delay_level, "delay_ms": _delay_ms(delay) if delay else 0}
+    if place.broker is not None and place.queue is None:
         raise typer.BadParameter("it goes with --queue", param_hint="--broker")
 
     async def act(operations: AsyncAdmin) -> SendResult:
-        where = None if queue is None else await _queue(operations, topic, queue, broker)
-        return await operations.send_message(topic, content, queue=where, **fields)
+        where = None if place.queue is None else await place.of(operations, topic)
+        return await operations.send_message(topic, content, queue=where, **values)
 
     _print_sent("sent", run_operation(at, act), json=json)
 
@@ -354,16 +300,6 @@ def _body(text: str | None, file: Path | None) -> bytes:
         return sys.stdin.buffer.read(BODY_BYTES_MAX + 1)
     except OSError as e:
         raise UsageError(f"stdin cannot be read: {e.strerror or e}; give the body, or --file") from None
-
-
-def _properties(texts: list[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise typer.BadParameter(f"{shown(text, characters_max=60)!r} is no name=value", param_hint="--property")
-        found[name] = value
-    return found
 
 
 @app.command()

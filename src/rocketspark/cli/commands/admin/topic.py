@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -239,19 +239,39 @@ def create(
     _print_made(topic, made, message_type, json)
 
 
+class Change(NamedTuple):
+    """The options that say what is changed of a topic; what is not given stays."""
+
+    read_queues: Annotated[
+        int | None, typer.Option("--read-queues", min=1, max=1024, help="Queues to read, on each broker.")
+    ] = None
+    write_queues: Annotated[
+        int | None, typer.Option("--write-queues", min=1, max=1024, help="Queues to write to, on each broker.")
+    ] = None
+    perm: Annotated[Perm | None, typer.Option("--perm", help="What clients may do with it: read, write, both.")] = None
+    order: Annotated[bool | None, typer.Option("--order/--no-order", help="Its messages are in order.")] = None
+    kind: Annotated[MessageType | None, typer.Option("--type", help="What clients of RocketMQ 5 may send.")] = None
+    attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as `update_topic` takes them. Raises BadParameter if nothing is given."""
+        if self == Change():
+            raise typer.BadParameter("nothing to change: give --read-queues, --perm or another option")
+        perm = self.perm
+        return {
+            "read_queue_count": self.read_queues,
+            "write_queue_count": self.write_queues,
+            "perm": None if perm is None else next(number for number, word in PERMS.items() if word == perm.value),
+            "order": self.order,
+            "attributes": self.attributes,
+            "message_type": None if self.kind is None else self.kind.value.upper(),
+        }
+
+
 @app.command()
 def update(
     topic: Name,
-    read_queues: Annotated[
-        int | None, typer.Option("--read-queues", min=1, max=1024, help="Queues to read, on each broker.")
-    ] = None,
-    write_queues: Annotated[
-        int | None, typer.Option("--write-queues", min=1, max=1024, help="Queues to write to, on each broker.")
-    ] = None,
-    perm: Annotated[Perm | None, typer.Option("--perm", help="What clients may do with it: read, write, both.")] = None,
-    order: Annotated[bool | None, typer.Option("--order/--no-order", help="Its messages are in order.")] = None,
-    kind: Annotated[MessageType | None, typer.Option("--type", help="What clients of RocketMQ 5 may send.")] = None,
-    attributes: Annotated[str, typer.Option(help="Changes of attributes: +name=value,-name.")] = "",
+    change: Change,
     broker: Annotated[list[str] | None, typer.Option(help="Only on this broker; may be repeated.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also take queues away that hold messages: nobody can read them then.")
@@ -265,24 +285,11 @@ def update(
 
     Example: `rocketspark topic update orders --perm read --broker broker-a`
     """
-    if (read_queues, write_queues, perm, order, kind) == (None,) * 5 and not attributes:
-        raise typer.BadParameter("nothing to change: give --read-queues, --perm or another option")
-    message_type = None if kind is None else kind.value.upper()
+    fields = change.fields()
     made = run_operation(
-        at,
-        lambda operations: operations.update_topic(
-            topic,
-            read_queue_count=read_queues,
-            write_queue_count=write_queues,
-            perm=None if perm is None else next(number for number, word in PERMS.items() if word == perm.value),
-            order=order,
-            attributes=attributes,
-            message_type=message_type,
-            brokers=broker or None,
-            force=force,
-        ),
+        at, lambda operations: operations.update_topic(topic, **fields, brokers=broker or None, force=force)
     )
-    _print_made(topic, made, message_type, json)
+    _print_made(topic, made, fields["message_type"], json)
 
 
 @app.command("create-static")
