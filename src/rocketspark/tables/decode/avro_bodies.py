@@ -41,6 +41,13 @@ class _Digits(bytes, Marked):
     scale: int
 
 
+class _Default:
+    """JSON of a reader's schema, in place of a field that the writer lacked."""
+
+
+_DEFAULTS: dict[type, Any] = {kind: type("_Default", (_Default, kind), {}) for kind in (str, int, float, list, dict)}
+
+
 def _number(kind: str, logical: str) -> type[_Number]:
     return type("_Number", (_Number,), {"kind": (kind, logical)})
 
@@ -100,7 +107,15 @@ def _marked(schema: Any) -> Any:
         if isinstance(found.get(key), dict | list):
             found[key] = _marked(found[key])
     if "fields" in found:
-        found["fields"] = [{**field, "type": _marked(field["type"])} for field in found["fields"]]
+        found["fields"] = [_marked_field(field) for field in found["fields"]]
+    return found
+
+
+def _marked_field(field: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**field, "type": _marked(field["type"])}
+    # fastavro gives the default as it stands here.
+    if made := _DEFAULTS.get(type(field.get("default"))):
+        found["default"] = made(field["default"])
     return found
 
 
@@ -178,7 +193,7 @@ class AvroDecoder:
         self._writer = fastavro.parse_schema(marking(writer))
         self._reader = fastavro.parse_schema(marking(reader)) if is_resolved else None
         wanted = writer if reader is None else reader
-        self._convert = _Converters(wanted, has_defaults=is_resolved).of(wanted, "", ())
+        self._convert = _Converters(wanted, is_resolved=is_resolved).of(wanted, "", ())
         self._nesting = _Nesting(writer) if is_recursive(writer) else None
 
     def decode(self, body: bytes) -> Any:
@@ -208,22 +223,23 @@ def _of_named(value: Any) -> Any:
 
 
 class _Branch(NamedTuple):
-    """A branch of a union: its type, its logical type, its full name and the names of a record's fields."""
+    """A branch of a union: its type, its logical type, its full name, its aliases, the names of a record's fields."""
 
     kind: str
     logical: str = ""
     name: str = ""
+    aliases: frozenset[str] = frozenset()
     fields: frozenset[str] = frozenset()
 
 
 class _Converters:
     """Makes functions that turn fastavro's values into what Arrow takes; None where the values are that already.
-    `has_defaults`: a value may be the default of a field that the writer lacked: it is JSON then, and the same object
-    each time.
+    `is_resolved`: the writer's schema is another: it may lack fields, whose values are defaults then, and have unions
+    where the reader has none.
     """
 
-    def __init__(self, schema: Schema, *, has_defaults: bool) -> None:
-        self._names, self._has_defaults = Names(schema), has_defaults
+    def __init__(self, schema: Schema, *, is_resolved: bool) -> None:
+        self._names, self._is_resolved = Names(schema), is_resolved
         self._made: dict[str, list[Convert | None]] = {}
 
     def of(self, schema: Schema, space: str, above: tuple[str, ...]) -> Convert | None:
@@ -246,7 +262,9 @@ class _Converters:
 
     def _scalar(self, schema: Mapping[str, Any]) -> Convert | None:
         found = converter(schema)
-        return found if self._has_defaults or "logicalType" in schema else None
+        if self._is_resolved and schema["type"] in NAMED:
+            return lambda value: _plain(found, value)
+        return found if "logicalType" in schema else None
 
     def _record(self, schema: Mapping[str, Any], name: str, above: tuple[str, ...]) -> Convert | None:
         if name in self._made:
@@ -255,9 +273,9 @@ class _Converters:
         cell: list[Convert | None] = [None]
         self._made[name] = cell
         space = name.rpartition(".")[0]
-        each = [(one["name"], self.of(one["type"], space, (*above, name))) for one in schema["fields"]]
+        each = [(one["name"], self._field(one, space, (*above, name))) for one in schema["fields"]]
         wanted = [(field, convert) for field, convert in each if convert is not None]
-        if not wanted:
+        if not wanted and not self._is_resolved:
             return None
 
         def convert(value: Any) -> Any:
@@ -265,8 +283,68 @@ class _Converters:
                 value[field] = act(value[field])
             return value
 
-        cell[0] = (lambda value: convert(dict(value))) if self._has_defaults else convert
+        cell[0] = (lambda value: convert(_of_named(value))) if self._is_resolved else convert
         return cell[0]
+
+    def _field(self, field: Mapping[str, Any], space: str, above: tuple[str, ...]) -> Convert | None:
+        act = self.of(field["type"], space, above)
+        if not self._is_resolved or type(field.get("default")) not in _DEFAULTS:
+            return act
+        wrong, default = "", None
+        try:
+            default = self._default(field["type"], space, field["default"])
+        except (ValueError, RecursionError) as e:
+            wrong = f"the default of field {field['name']} does not fit its type: {e}"
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, _Default):
+                if wrong:
+                    raise ValueError(wrong)
+                return default
+            return value if act is None else act(value)
+
+        return convert
+
+    def _default(self, schema: Schema, space: str, value: Any) -> Any:
+        """Return what Arrow takes for the JSON of a default. Raises ValueError if it is none of the type."""
+        if isinstance(schema, list):
+            return self._default_of_union(schema, space, value)
+        if isinstance(schema, str):
+            found = None if schema in PRIMITIVES else self._names.of(schema, space)
+            schema, space = ({"type": schema}, space) if found is None else found
+        kind = schema["type"]
+        if not isinstance(kind, str) or (kind not in _JSON and kind not in PRIMITIVES):
+            return self._default(kind, space, value)
+        if type(value) not in _JSON[kind]:
+            raise ValueError(f"{type(value).__name__} for {kind}")
+        if kind == "array":
+            return [self._default(schema["items"], space, one) for one in value]
+        if kind == "map":
+            return [(key, self._default(schema["values"], space, one)) for key, one in value.items()]
+        if kind in ("record", "error"):
+            # A default may leave out fields that have one themselves.
+            whole = {field["name"]: field["default"] for field in schema["fields"] if "default" in field} | value
+            if lacks := [field["name"] for field in schema["fields"] if field["name"] not in whole]:
+                raise ValueError(f"it lacks field {lacks[0]}")
+            inside = full_name(schema, space).rpartition(".")[0]
+            return {one["name"]: self._default(one["type"], inside, whole[one["name"]]) for one in schema["fields"]}
+        if (kind == "enum" and value not in schema["symbols"]) or (kind == "fixed" and len(value) != schema["size"]):
+            raise ValueError(f"no {kind} of the type")
+        act = converter(schema)
+        return value if act is None else act(value)
+
+    def _default_of_union(self, branches: list[Schema], space: str, value: Any) -> Any:
+        """By Avro's rule the first branch that it fits is meant."""
+        if value is None:
+            return None
+        real = [one for one in branches if one != "null"]
+        for index, branch in enumerate(real):
+            try:
+                found = self._default(branch, space, value)
+            except ValueError:
+                continue
+            return found if len(real) == 1 or widened(branches) is not None else {f"member{index}": found}
+        raise ValueError("it fits no branch of the union")
 
     def _union(self, branches: list[Schema], space: str, above: tuple[str, ...]) -> Convert | None:
         real = [one for one in branches if one != "null"]
@@ -300,8 +378,10 @@ class _Converters:
             kind = schema["type"]
             if isinstance(kind, str) and (kind in NAMED or kind in PRIMITIVES or kind in ("array", "map")):
                 name = full_name(schema, space) if kind in NAMED else ""
+                inside = name.rpartition(".")[0]
+                aliases = frozenset(full_name({"name": one}, inside) for one in schema.get("aliases", ()))
                 fields = frozenset(field["name"] for field in schema.get("fields", ()))
-                return _Branch(kind, str(schema.get("logicalType", "")), name, fields)
+                return _Branch(kind, str(schema.get("logicalType", "")), name, aliases, fields)
             schema = kind
 
 
@@ -312,6 +392,16 @@ def _plain(act: Convert | None, value: Any) -> Any:
     return value if act is None else act(value)
 
 
+# Python's types of the JSON of a type's values.
+_JSON: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("bytes", "string", "enum", "fixed"), (str,)),
+    **dict.fromkeys(("int", "long"), (int,)),
+    **dict.fromkeys(("float", "double"), (int, float)),
+    **dict.fromkeys(("map", "record", "error"), (dict,)),
+    "array": (list,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
 _KINDS: dict[type, tuple[tuple[str, str], ...]] = {
     bool: (("boolean", ""),),
     int: (("long", ""), ("int", "")),
@@ -328,7 +418,11 @@ def _branch(branches: list[_Branch], value: Any) -> int:
     """Return the index of the union's branch that a value belongs to: the first of its kind that can hold it."""
     if type(value) is tuple:
         for i, branch in enumerate(branches):
-            if branch.name == value[0]:
+            if branch.name == value[0] or value[0] in branch.aliases:
+                return i
+        short = value[0].rpartition(".")[2]
+        for i, branch in enumerate(branches):
+            if branch.name.rpartition(".")[2] == short:
                 return i
         value = value[1]
     kinds = _KINDS.get(type(value), ())
@@ -343,7 +437,7 @@ def _branch(branches: list[_Branch], value: Any) -> int:
     for i, branch in enumerate(branches):
         if branch.kind in {kind for kind, _ in kinds}:
             return i
-    # Of a writer without the union, or a default: it comes without its name.
+    # Of a writer without the union: it comes without its name.
     for i, branch in enumerate(branches):
         if branch.kind == _NAMED_KINDS.get(type(value)) and (not branch.fields or branch.fields == value.keys()):
             return i

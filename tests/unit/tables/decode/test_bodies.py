@@ -118,10 +118,18 @@ def named(kind: dict[str, Any], name: str, **more: Any) -> dict[str, Any]:
     return kind | {"name": name, **more}
 
 
+def array(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
 MS, US = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
 INNER = named(record(z="int"), "Z")
 SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
-MAPS = named(record(m={"type": "map", "values": "int"}), "M")
+COUNTS = {"type": "map", "values": "int"}
+DATED = named(record(z=MS), "T")
+MAPS = named(record(m=COUNTS), "M")
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+FIXED = {"type": "fixed", "name": "F", "size": 2}
 EVOLVED: list[tuple[Any, Any, Any, Any]] = [
     # Logical types that one side has alone, or in another unit.
     (record(x="long"), record(x=MS), {"x": 1000}, SECOND),
@@ -158,6 +166,27 @@ EVOLVED: list[tuple[Any, Any, Any, Any]] = [
         {"x": "B"},
         "A",
     ),
+    # A writer's union where the reader has none.
+    (record(x=["null", DATED]), record(x=DATED), {"x": {"z": 1000}}, {"z": SECOND}),
+    (record(x=["null", FIXED]), record(x=FIXED), {"x": b"ab"}, b"ab"),
+    (record(x=["null", ENUM]), record(x=ENUM), {"x": "B"}, "B"),
+    (record(x=array(["null", INNER])), record(x=array(INNER)), {"x": [{"z": 1}]}, [{"z": 1}]),
+    # A default of a union is of the first member that it fits.
+    (*default([ENUM, "string"], "A"), {"member0": "A", "member1": None}),
+    (*default([FIXED, "string"], "long"), {"member0": None, "member1": "long"}),
+    (*default([MS, "string", "bytes"], "\u00ff"), {"member0": None, "member1": "\u00ff", "member2": None}),
+    (*default(["bytes", "int"], "\u00ff"), {"member0": b"\xff", "member1": None}),
+    (*default([INNER, COUNTS], {"z": 3}), {"member0": {"z": 3}, "member1": None}),
+    (*default([INNER, COUNTS], {"y": 3}), {"member0": None, "member1": [("y", 3)]}),
+    (*default(array(["bytes", "string"]), ["a"]), [{"member0": b"a", "member1": None}]),
+    (*default(named(fields({"name": "b", "type": "int", "default": 2}), "D"), {"a": 1}), {"a": 1, "b": 2}),
+    # A record of another name, beside a map.
+    (
+        record(x=["string", INNER]),
+        record(x=["string", COUNTS, named(INNER, "n.Y", aliases=["Z"])]),
+        {"x": {"z": 1}},
+        {"member0": None, "member1": None, "member2": {"z": 1}},
+    ),
 ]
 
 
@@ -165,7 +194,9 @@ EVOLVED: list[tuple[Any, Any, Any, Any]] = [
     "mended: Avro: a decimal of 1 MB held its task for minutes; a field that became a timestamp (`long` "
     "before) was wrong by a factor of 1,000, one that was one came as a bad row, and so did defaults of "
     "decimals, of records in unions, of records with maps from the second row on, and a record that became a "
-    "member of a union; defaults of bytes and of `-millis` had wrong values"
+    "member of a union; defaults of bytes and of `-millis` had wrong values",
+    "mended: Avro: a nullable record, fixed or enum that is not nullable for the reader came as a bad row; a default "
+    "of a union of several types stood in another member than the first that it fits, or made the row a bad one",
 )
 @pytest.mark.parametrize(("writer", "reader", "value", "wanted"), EVOLVED)
 def test_schemas_that_evolved(writer: Any, reader: Any, value: Any, wanted: Any) -> None:
