@@ -180,8 +180,6 @@ WORD: /[A-Za-z_]\w*/
 QUOTED: /`[^`]+`/
 STRING: /'(?:[^'\\]|\\[\s\S]|'')*'|"(?:[^"\\]|\\[\s\S]|"")*"/
 NUMBER: /-?\d+(\.\d+)?/
-COMMENT: /--[^\n]*/ | /\/\*[\s\S]*?\*\//
-%ignore COMMENT
 %ignore /\s+/
 """
 
@@ -199,7 +197,7 @@ def parse_sql(text: str, name: str) -> SqlPlan:
     plan = SqlPlan(name, [], [], [])
     for line, statement in statements(text):
         try:
-            _add(plan, _parser().parse(statement).children[0])
+            _add(plan, _parser().parse(_without_comments(statement)).children[0])
         except lark.exceptions.UnexpectedInput as e:
             at = line + max(0, (e.line or 1) - 1) if isinstance(e.line, int) and e.line > 0 else line
             raise ConfigError(
@@ -211,9 +209,22 @@ def parse_sql(text: str, name: str) -> SqlPlan:
     return check(plan)
 
 
+# Spark's own pieces: a comment goes on behind a backslash at the end of its line; a raw text has no escapes.
 _PIECE = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`[^`]*`|--[^\n]*|/\*.*?\*/|;|[^'"`;/-]+|.""", re.DOTALL
+    r"""(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`[^`]*`|--(?:\\\n|[^\n])*|/\*|;"""
+    r"""|(?:(?!(?<!\w)[rR]['"])[^'"`;/-])+|.""",
+    re.DOTALL,
 )
+_IN_COMMENT = re.compile(r"/\*|\*/")
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """Return the pieces of a text, each with its place: texts, names and comments are whole."""
+    at = 0
+    while piece := _PIECE.match(text, at):
+        end = _comment_end(text, at) if piece[0] == "/*" else piece.end()
+        yield at, text[at:end]
+        at = end
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:
@@ -222,8 +233,7 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
     """
     parts: list[str] = []
     start: int | None = None
-    for piece in _PIECE.finditer(text):
-        said = piece[0]
+    for at, said in _pieces(text):
         if said == ";":
             if start is not None:
                 yield text.count("\n", 0, start) + 1, "".join(parts)
@@ -232,11 +242,29 @@ def statements(text: str) -> Iterator[tuple[int, str]]:
         if start is None:
             if said.startswith(("--", "/*")) or not said.strip():
                 continue
-            start = piece.start() + len(said) - len(said.lstrip())
+            start = at + len(said) - len(said.lstrip())
             said = said.lstrip()
         parts.append(said)
     if start is not None:
         yield text.count("\n", 0, start) + 1, "".join(parts)
+
+
+def _without_comments(statement: str) -> str:
+    """Return a statement with its lines where they were; hints to Spark, which look like comments, stay."""
+    pieces = (said for _, said in _pieces(statement))
+    return "".join(
+        " " + "\n" * said.count("\n") if said.startswith(("--", "/*")) and said[2:3] != "+" else said for said in pieces
+    )
+
+
+def _comment_end(text: str, start: int) -> int:
+    """Return where a comment ends that begins there: comments may hold others."""
+    depth = 0
+    for mark in _IN_COMMENT.finditer(text, start):
+        depth += 1 if mark[0] == "/*" else -1
+        if not depth:
+            return mark.end()
+    return len(text)
 
 
 def _add(plan: SqlPlan, tree: Any) -> None:
