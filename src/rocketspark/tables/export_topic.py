@@ -56,13 +56,15 @@ class Reached(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct):
     """What is noted beside a part: which export it is of, its queues with their first and last offsets and the end of
-    their log, how far it goes, and the numbers of the brokers' stores.
+    their log, how far it goes, and the numbers of the brokers' stores. `made`: the Parquet file is whole, and has only
+    to get its name.
     """
 
     asked: str
     queues: list[tuple[str, str, int, int, int, int | None]]
     reached: Reached
     stores: dict[str, int] = {}
+    made: bool = False
 
     @property
     def ranges(self) -> list[OffsetRange]:
@@ -135,12 +137,16 @@ class _Export:
         self._file, self._to, self._kind, self._made, self._times, self._tell = file, to, kind, made, times, tell
         self._part = to.with_name(f"{to.name}.part")
         self._beside = to.with_name(f"{to.name}.part.json")
+        self._parquet = to.with_name(f"{to.name}.part.parquet")
         self._schema = made.columns.schema
         self._noted_s = time.monotonic()
 
     def run(self) -> Exported:
         options = self._made.options
         note = self._found()
+        if note is not None and note.made and not self._size():
+            self._name(self._parquet)
+            return Exported(note.reached.rows, note.reached.rows)
         if note is None:
             partitions = batch.plan(options)
             note = Note(self._asked(), _queues(partitions), Reached(0, 0, 0, 0), _stores(partitions))
@@ -186,18 +192,22 @@ class _Export:
             note = None
         except msgspec.DecodeError as e:
             raise UsageError(f"{shown(str(self._beside))} cannot be read ({e}): delete it to begin anew") from None
-        size = self._file.seek(0, os.SEEK_END)
+        size = self._size()
         if note is None and size:
             raise UsageError(f"{shown(str(self._part))} is no part of an export: remove it, or give another name")
-        if note is None or not size:
+        made = note is not None and note.made and self._parquet.exists()
+        if note is None or not (size or made):
             return None  # The part was deleted, or renamed by a run that ended then.
         # Earlier versions took the servers as they were listed.
-        if note.asked not in (self._asked(), self._asked(str)) or size < note.reached.bytes:
+        if note.asked not in (self._asked(), self._asked(str)) or (size < note.reached.bytes and not made):
             raise UsageError(
                 f"{shown(str(self._part))} is of another export, or cut short: go on with the same options, or delete"
                 f" it to begin anew"
             )
         return note
+
+    def _size(self) -> int:
+        return self._file.seek(0, os.SEEK_END)
 
     def _head(self) -> bytes:
         if self._kind == file_rows.CSV:
@@ -263,15 +273,19 @@ class _Export:
 
     def _finish(self) -> None:
         """Give the whole file its name."""
-        whole = self._part
-        if self._kind == file_rows.PARQUET:
-            whole = self._to.with_name(f"{self._to.name}.part.parquet")
-            with named(whole):
-                _to_parquet(self._part, whole)
-            # First: a part that outlasts the rename would be taken for an export that is to go on, and end as this file
-            # again.
-            for left in (self._part, self._beside):
-                left.unlink(missing_ok=True)
+        if self._kind != file_rows.PARQUET:
+            self._name(self._part)
+            return
+        with named(self._parquet):
+            _to_parquet(self._part, self._parquet)
+        self._note.made = True
+        self._keep()
+        # First: a part that outlasts the rename would be taken for an export that is to go on, and end as this file
+        # again.
+        self._part.unlink(missing_ok=True)
+        self._name(self._parquet)
+
+    def _name(self, whole: Path) -> None:
         os.replace(whole, self._to)
         sync_folder(self._to)
         self._beside.unlink(missing_ok=True)
