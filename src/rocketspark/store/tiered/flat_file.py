@@ -27,6 +27,8 @@ class FlatFile:
         self.entries: tuple[SegmentEntry, ...] = ()
         # Where segments begin that lie behind the end, and are still to be removed.
         self._left: list[int] = []
+        # And of those before the first: nobody reads them any more.
+        self._expired: list[int] = []
 
     # -- where it stands
 
@@ -50,6 +52,7 @@ class FlatFile:
         Of segments with a hole between only those behind it are kept. One without a byte counts if it is the last.
         """
         self._left.clear()
+        self._expired.clear()
         kept: list[SegmentEntry] = []
         for base in sorted(sizes):
             if kept and kept[-1].base_offset + kept[-1].size != base:
@@ -146,8 +149,9 @@ class FlatFile:
     def expire(self, before_ms: int) -> bool:
         """Remove the oldest segments whose messages are all older, but for the last one; tell whether any went.
 
-        Raises StoreUnwritable.
+        Raises StoreUnwritable; a later call goes on.
         """
+        self._remove_expired()
         gone = False
         while len(self.entries) > 1 and self.entries[0].end_ms < before_ms:
             self._remove_first()
@@ -155,16 +159,27 @@ class FlatFile:
         return gone
 
     def expire_below(self, at: int) -> None:
-        """Remove the oldest segments that end at or before a byte, but for the last. Raises StoreUnwritable."""
+        """Remove the oldest segments that end at or before a byte, but for the last.
+
+        Raises StoreUnwritable; a later call goes on.
+        """
+        self._remove_expired()
         while len(self.entries) > 1 and self.entries[1].base_offset <= at:
             self._remove_first()
 
     def _remove_first(self) -> None:
-        first, self.entries = self.entries[0], self.entries[1:]
-        self._store.remove(self.key(first.base_offset))
+        self._expired.append(self.entries[0].base_offset)
+        self.entries = self.entries[1:]
+        self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        while self._expired:
+            self._store.remove(self.key(self._expired[0]))
+            del self._expired[0]
 
     def destroy(self) -> None:
         """Remove all segments. Raises StoreUnwritable; a later call goes on."""
+        self._remove_expired()
         self._remove_left()
         for entry in reversed(self.entries):
             self._store.remove(self.key(entry.base_offset))

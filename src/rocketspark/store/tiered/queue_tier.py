@@ -81,6 +81,8 @@ class QueueTier:
         self.log = log
         self.units = units
         self.low = 0
+        # Where the records began when it was found.
+        self._low_found_at = 0
         # Whether its last message was compared with the store's; `made_at`: see `Store.made_at`.
         self.compared = False
         self.made_at: int | None = None
@@ -171,7 +173,7 @@ class QueueTier:
             if low == high and low - 2 >= first and self.unit(low - 2)[0] >= self.log.start:
                 # Bits have flipped in the unit before: it is not the first one that leads behind the start.
                 low, high = first, low - 2
-        self.low = low
+        self.low, self._low_found_at = low, self.log.start
 
     # -- writing
 
@@ -209,11 +211,15 @@ class QueueTier:
 
     def expire(self, before_ms: int) -> bool:
         """Remove the oldest segments whose messages are all older; tell whether any went. Raises StoreUnwritable."""
-        gone = self.log.expire(before_ms)
-        if gone:
-            self.find_low()
-            self.units.expire_below(self.low * UNIT.size)
-        return gone
+        starts = self.log.start, self.units.start
+        try:
+            self.log.expire(before_ms)
+        finally:
+            # Also behind one that could not be removed: nobody finds it any more.
+            if self._low_found_at != self.log.start:
+                self.find_low()
+        self.units.expire_below(self.low * UNIT.size)
+        return starts != (self.log.start, self.units.start)
 
     def destroy(self) -> None:
         """Remove it from the tier. Raises StoreUnwritable."""

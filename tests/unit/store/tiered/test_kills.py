@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,33 @@ def test_times_that_the_table_has_stay_and_the_others_are_found(tmp_path: Path) 
     assert times[:3] == [(1000, 1012), (1013, 1025), (1026, 1038)]
     assert [begin_ms for begin_ms, _ in times[3:]] == [1039, 1052, 1065, 1078]
     again.close()
+
+
+@pytest.mark.shows("second tier: a segment that could not be removed is not forgotten, and what is left is read")
+def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+    class Unremovable(Objects):
+        def read(self, key: str, at: int, count: int) -> bytes:
+            return self.content[key][at : at + count]
+
+    lows = set()
+    for fails_in in range(1, 9):
+        objects = Unremovable()
+        tier = opened(tmp_path / str(fails_in), objects)
+        queue = tier.begin("t", 0, 0, None, 0)
+        tier.append(queue, MESSAGES[:150], 5)
+        objects.fails_in = fails_in
+        with suppress(StoreUnwritable):
+            queue.expire(1100)
+        objects.fails_in = -1
+        for at in range(queue.low, queue.next):
+            assert queue.stretch(at, 1, 3000).record(at) is not None, (fails_in, at)
+        queue.expire(1100)
+        lows.add(queue.low)
+        kept = {run.key(entry.base_offset) for run in (queue.log, queue.units) for entry in run.entries}
+        assert set(objects.content) == kept, fails_in
+        tier.close()
+    assert len(lows) == 1
+    assert 0 not in lows
 
 
 class Limited(OsFiles):
