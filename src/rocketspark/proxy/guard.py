@@ -218,9 +218,13 @@ class FetchedTables:
         limit_s = self._refresh_s if is_known else min(self._refresh_s, LOOK_AGAIN_S)
         # Past its life a copy lets nobody in while a broker is asked: it may be of before a proxy was idle for hours.
         counts = bool(self.users) and not self._is_past_life()
-        if now_s - self._tried_s < limit_s:
+        tried_since_s = now_s - self._tried_s
+        if tried_since_s < limit_s:
             if self._task is not None and not counts:
                 await asyncio.shield(self._task)
+            elif self._task is not None and now_s - self._fetched_s >= limit_s and tried_since_s < WAIT_S:
+                # The copy is as old for whoever comes while the first one waits.
+                await asyncio.wait((self._task,), timeout=WAIT_S - tried_since_s)
             return
         if self._task is None or self._task.done():
             self._tried_s = now_s

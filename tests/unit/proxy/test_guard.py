@@ -536,6 +536,54 @@ def test_a_copy_past_its_life_lets_nobody_in_while_a_broker_is_asked(monkeypatch
     asyncio.run(main())
 
 
+@pytest.mark.shows(
+    "mended: the second of two calls at a proxy that nobody had asked for a while was judged by users and rules of then"
+)
+def test_who_comes_while_an_old_copy_is_fetched_anew_waits_for_it_as_the_first_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "WAIT_S", LIMIT_S)
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def masters() -> list[str]:
+        asked.set()
+        await told.wait()
+        tables.users = {}
+        return []
+
+    brokers: Any = SimpleNamespace(masters=masters)
+    tables = guard.FetchedTables(brokers, 5.0)
+
+    async def found(own: float) -> list[bool]:
+        """Two calls, the second while the first waits; whether the user was known as each went on."""
+        tables.users = {"deleted": User("deleted", "secret")}
+        tables._fetched_s = machine.monotonic() - own
+        asked.clear()
+        told.clear()
+
+        async def call() -> bool:
+            await tables.fresh("deleted")
+            return "deleted" in tables.users
+
+        first = asyncio.ensure_future(call())
+        await asyncio.wait_for(asked.wait(), LIMIT_S)
+        second = asyncio.ensure_future(call())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if own < 5.0:
+            # It is new enough, and was fetched sooner for somebody unknown.
+            assert second.done()
+        told.set()
+        return list(await asyncio.gather(first, second))
+
+    async def main() -> None:
+        assert await found(60.0) == [False, False]
+        tables._tried_s = -float("inf")
+        assert await found(0.0) == [False, True]
+
+    asyncio.run(main())
+
+
 def test_a_name_that_is_none_for_its_length_is_not_said_again(locked_proxy: RunningProxy) -> None:
     client = as_user(locked_proxy, "shop")
     answer = client.call("Heartbeat", messages.HeartbeatRequest(client_type=3, group={"name": "g" * 100_000}))
