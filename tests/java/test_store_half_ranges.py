@@ -30,11 +30,13 @@ from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 
 TOPIC, NAME, QUERY = "exact", "exact", "q"
-ROWS = 1500
+ROWS = 300
 QUICK = SMALL_FILES | {
     "mappedFileSizeCommitLog": 4 << 20,
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 2000,
+    # A slow machine lets it ask often before the producer that is asked is there.
+    "transactionCheckMax": 10_000,
     "maxTransferCountOnMessageInMemory": 32,
     # Java's broker stores each half message again as often as it asks: many, if the machine is slow.
     "maxHashSlotNum": 20_000,
@@ -103,7 +105,7 @@ async def asked_for(server: str, count: int) -> Counter[str]:
             while len(asked) < count:
                 await beat(peer, client_id="127.0.0.1@asked", group=None, producer=f"SPARK_TX_{NAME}")
                 await asyncio.sleep(0.5)
-        await asyncio.sleep(5)
+        await asyncio.sleep(3)
     finally:
         peer.close()
     return asked

@@ -62,7 +62,7 @@ COMPACTED, LITE, TIERED, URGENT = ({"parts": [part], **ALONE} for part in ("comp
 IN_SYNC = "broker/replication/in_sync_set.py"
 TABLE: dict[str, Planted] = {
     "a_send_waits_for_no_slave": Planted(
-        "acknowledged is there,the log is in the order of time",
+        "acknowledged is there,keys keep their order,the log is in the order of time",
         "broker/replication/waits.py",
         "            return ALL_IN_SYNC if sync_set_size > 1 else NOBODY\n",
         "            return NOBODY\n",
@@ -94,12 +94,14 @@ TABLE: dict[str, Planted] = {
         "client/consumer/puller.py",
         "count as read.\n        self.process_queue.next_offset = next_offset\n",
         "count as read.\n        self.process_queue.next_offset = next_offset + (next_offset % 5 == 4)\n",
+        shape=ALONE,
     ),
     "a_commit_is_one_too_far": Planted(
         "commits are of what was given",
         "client/consumer/handed_out.py",
         "        return puller.done\n",
         "        return puller.done + (puller.done > 0)\n",
+        shape=ALONE,
     ),
     "what_was_popped_comes_too_soon": Planted(
         "popped is out of sight",
@@ -121,6 +123,7 @@ TABLE: dict[str, Planted] = {
         "broker/messages/put_message.py",
         "            kept.body,\n",
         '            b"x" + kept.body,\n',
+        shape=ALONE,
     ),
     "a_copy_is_not_the_master_s": Planted(
         "replicas are equal",
@@ -135,12 +138,14 @@ TABLE: dict[str, Planted] = {
         "broker/messages/timers/timer_messages.py",
         "            due = self._slots[0] if self._slots and self._slots[0] + self._precision_ms <= now else None\n",
         "            due = self._slots[0] if self._slots and self._slots[0] - 1900 <= now else None\n",
+        shape=ALONE,
     ),
     "a_rollback_commits": Planted(
         "transactions end one way",
         "broker/messages/transactions.py",
         "        if outcome == sysflags.TRANSACTION_COMMIT:\n            end = self._commit(half, known.position)\n",
         "        if outcome:\n            end = self._commit(half, known.position)\n",
+        shape=ALONE,
     ),
     "nobody_is_asked_how_it_ended": Planted(
         "transactions end one way",

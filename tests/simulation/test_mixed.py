@@ -6,7 +6,7 @@ import pytest
 from tests.simulation.test_world import outcomes
 
 # Some seconds each; `make soak PARTS=simulation` runs others.
-SEEDS = range(1, 7)
+SEEDS = range(1, 5)
 
 
 @pytest.mark.shows(
@@ -16,8 +16,8 @@ SEEDS = range(1, 7)
 def test_no_promise_is_broken_by_faults() -> None:
     found = outcomes("tests.simulation.mixed:mixed", *SEEDS)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
-    assert sum(outcome["result"]["sent"] for outcome in found) > 500
-    assert sum(outcome["result"]["reads"] for outcome in found) > 1000
+    assert sum(outcome["result"]["sent"] for outcome in found) > 300
+    assert sum(outcome["result"]["reads"] for outcome in found) > 700
 
 
 @pytest.mark.shows(

@@ -12,9 +12,9 @@ from tests.simulation.test_world import outcomes
 )
 def test_clients_go_on_behind_proxies_whatever_fails() -> None:
     # Found: the old master, a slave by now, was asked on and on, and gave no messages (14), and ended nothing (15).
-    found = outcomes("tests.simulation.proxies:clients", 1, 14, 15)
+    found = outcomes("tests.simulation.proxies:clients", 14, 15)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
-    assert sum(outcome["result"]["reads"] for outcome in found) > 600
+    assert sum(outcome["result"]["reads"] for outcome in found) > 400
 
 
 @pytest.mark.shows(
@@ -23,8 +23,9 @@ def test_clients_go_on_behind_proxies_whatever_fails() -> None:
     " others get it"
 )
 def test_who_may_no_more_is_given_nothing_by_a_proxy() -> None:
-    found = outcomes("tests.simulation.grpc_users:clients", 1, 2, 3, 4)
+    # Found: who was deleted sent on, by a proxy that was fetching users anew just then (4).
+    found = outcomes("tests.simulation.grpc_users:clients", 1, 4)
     assert {outcome["seed"]: outcome["error"] for outcome in found if outcome["error"]} == {}
-    assert sum(outcome["states"]["spans of rights looked at"] for outcome in found) > 10
+    assert sum(outcome["states"]["spans of rights looked at"] for outcome in found) > 4
     assert all(outcome["result"]["served"] > 20 for outcome in found)
-    assert sum(outcome["states"]["grpc calls refused"] for outcome in found) > 100
+    assert sum(outcome["states"]["grpc calls refused"] for outcome in found) > 40

@@ -272,6 +272,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
+    max_examples=50,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
