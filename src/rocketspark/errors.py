@@ -230,7 +230,7 @@ def _no_route(topic: str) -> str:
 
 
 class BrokerNotFound(RouteNotFound):
-    """No broker of the name that a queue gives is known for its topic."""
+    """A queue names a broker that no route of its topic knows."""
 
     client_code = 10003
 

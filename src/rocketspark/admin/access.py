@@ -280,8 +280,9 @@ class AccessOperations(ClusterClient):
         return await self._on_all(cluster, brokers, f"delete rules of {whole!r}", act)
 
     async def _kinds_for(self, peer: Peer, subject: str, resource: str, kind: str | None) -> list[str | None]:
-        """Return of which types a user's rules for a resource are on a broker: it deletes one of type Custom where none
-        is told, and says nothing where there is none. Raises ServerError if there is none.
+        """Return the types of a user's rules for a resource on a broker. A request to delete that names no type deletes
+        the rule of type Custom, and succeeds without one: so types are asked first. Raises ServerError if none is
+        there.
         """
         listed = await admin_api.list_acls(peer, subject, timeout_ms=self._timeout_ms)
         policies = next((acl.policies for acl in listed if acl.subject == subject), None) or ()

@@ -193,7 +193,7 @@ class OffsetOperations(GroupOperations):
     async def _queue_counts(
         self, wanted: Iterable[tuple[str, str]], targets: Mapping[str, BrokerState]
     ) -> dict[tuple[str, str], int | None]:
-        """Return of each pair of a broker and a topic how many queues it has there, None without the topic."""
+        """Return, for each pair of a broker and a topic, how many queues the topic has there; None without it."""
 
         async def count(name: str, topic: str) -> int | None:
             async with self._room:

@@ -189,7 +189,9 @@ def _named(data: Ints, marks: Ints, names: list[bytes]) -> bool:
 
 
 def _stands_at(data: Ints, starts: Ints, wanted: bytes) -> Ints:
-    """Tell of each of these positions whether the wanted bytes begin there; all positions must leave room for them."""
+    """Return, for each of these positions, whether the wanted bytes begin there; all positions must leave room for
+    them.
+    """
     # Eight bytes at a time, the last eight overlapping those before.
     width = 8 if len(wanted) >= 8 else 4 if len(wanted) >= 4 else 2 if len(wanted) >= 2 else 1
     view = at(data, f"<u{width}")

@@ -183,7 +183,7 @@ class _Rows(RecordRows):
         return rows
 
     def with_key(self, key: str) -> Ints:
-        """Tell of each row whether it has the key."""
+        """Return, for each row, whether it has the key."""
         found = self._properties.find(properties.KEYS)
         # Most have no such text in their keys at all; the others are cut at blanks.
         holding = np.array(pc.fill_null(pc.match_substring(found, key), False), bool)
@@ -193,7 +193,7 @@ class _Rows(RecordRows):
         return holding
 
     def accepted(self, accepts: Callable[[bytes], bool]) -> Ints:
-        """Tell of each row whether a test accepts its stored properties, which takes some us a row."""
+        """Return, for each row, whether a test accepts its stored properties, which takes some us a row."""
         view = memoryview(self._buffer)
         places = zip(*[part.tolist() for part in self._properties_at], strict=True)
         return np.array([accepts(bytes(view[start:end])) for start, end in places], bool)

@@ -61,7 +61,9 @@ def dead_letter_topic(group: str) -> str:
 
 
 def is_light(name: str) -> bool:
-    """Tell whether a light queue, or a group of one, has such a name: each is there once somebody names it."""
+    """Tell whether a name is one of a light queue, or of a group that reads one. Nobody creates these: a request that
+    names one is enough.
+    """
     return name.startswith(LIGHT_PREFIX) and len(name) <= FILE_NAME_BYTES_MAX
 
 

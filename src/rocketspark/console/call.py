@@ -65,7 +65,9 @@ class NotNow(RocketSparkError):
 
 
 class Call:
-    """One request. `session`: of who logged in, else None; `view`: the cluster as his keys show it."""
+    """One request of a browser. `session`: that of the user who logged in, None without a login; `view`: the cluster as
+    that user's keys show it.
+    """
 
     def __init__(self, console: Console, request: Request, cookie: str, session: Session | None) -> None:
         self.console, self.request = console, request

@@ -52,7 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     send_timeout: float = 3.0
 
     def is_broadcast(self, exchange: str) -> bool:
-        """Tell whether an exchange that is no fanout exchange is read by all of its queues' readers all the same."""
+        """Tell whether each reader gets every message of an exchange, though its type is direct or topic, not fanout:
+        so it is with remote control and `broadcast_exchanges`.
+        """
         return exchange.endswith(".pidbox") or exchange in self.broadcast_exchanges
 
 

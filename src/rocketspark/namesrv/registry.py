@@ -358,7 +358,7 @@ class Registry:
         return not self._leaving
 
     def _forget(self, key: tuple[str, str]) -> None:
-        """Drop a broker that is not live any more."""
+        """Take a broker out of the live ones, and from its connection."""
         live = self._live.pop(key, None)
         if live is None:
             return

@@ -319,7 +319,7 @@ def _are_of(queue: ConsumeQueue, offset: int, pieces: list[memoryview], position
 
 
 def right_units(log: CommitLog, queue: ConsumeQueue, offsets: NDArray[Any], units: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell of each unit whether it is right, as an array: it is a gap, or leads to the record of its offset, or to
+    """Return, for each unit, whether it is right, as an array: it is a gap, or leads to the record of its offset, or to
     known damage.
 
     Readers of old messages wait for this: some 20 ns a unit.
@@ -357,7 +357,7 @@ def _right_records(
     sizes: NDArray[Any],
     offsets: NDArray[Any],
 ) -> NDArray[np.bool_]:
-    """Tell of each place in the log's file at `start` whether it holds the queue's record of an offset and a size."""
+    """Return, for each place in the log's file at `start`, whether the queue's record of that offset is there."""
     file_bytes, stored = log.file_bytes, log.mapped_files.get(start).view
     # As one piece each: a copy field by field takes seven times as long.
     whole = np.ndarray((file_bytes - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", stored, 0, (1,))

@@ -20,8 +20,8 @@ VERSION = 1
 
 
 def topics_of(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of topics in the JSON of the file. Files from before there were versions hold nothing but that
-    table.
+    """Return the table of topics that config/deletedTopics.json holds. A file without a version, as earlier ones are,
+    is that table itself.
     """
     topics = table.get("topics")
     return topics if isinstance(topics, dict) else table

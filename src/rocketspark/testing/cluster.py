@@ -68,7 +68,7 @@ class Cluster:
         self._ask_controllers: Callable[[Callable[[Controllers], Awaitable[Any]]], Any] | None = None
 
     def master(self, name: str = "broker-a") -> str:
-        """Return the address of the broker that is master of the name now. Raises StateError if there is none."""
+        """Return the address of the master that a broker name has now. Raises StateError if there is none."""
         return str(self._of(name, lambda replicas: replicas.master()))
 
     def kill_master(self, name: str = "broker-a") -> str:
@@ -78,7 +78,7 @@ class Cluster:
         return str(self._of(name, lambda replicas: replicas.kill_master()))
 
     def start_again(self, name: str = "broker-a") -> None:
-        """Start the brokers of the name that were killed, on their stores and ports."""
+        """Start the killed brokers of a broker name again, on their stores and ports."""
         self._of(name, lambda replicas: replicas.start_again())
 
     def elect(self, address: str, name: str = "broker-a") -> None:

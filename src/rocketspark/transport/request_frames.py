@@ -119,7 +119,9 @@ class RequestForm:
         self._form = made
 
     def filled(self, opaque: int, values: Sequence[int]) -> bytes:
-        """Return the frame with this opaque and these numbers."""
+        """Return the frame of one request. `opaque`: its number on the connection; `values`: what `ext` was promised,
+        in its order.
+        """
         given = (opaque, *values)
         return frames.join(self._form % tuple([given[i] for i in self._order]))
 

@@ -101,7 +101,7 @@ class TraceOperations(SearchOperations):
         return MessageTrace(message_id, in_order(events), unread)
 
     async def track_message(self, message: ReceivedMessage) -> list[MessageTrack]:
-        """Tell of each group that subscribes to a message's topic, or has offsets there, whether it has consumed it."""
+        """Return, for each group that subscribes to a message's topic or has offsets there, whether it consumed it."""
         groups = await self._groups_of(message.topic)
         return list(await asyncio.gather(*(self._track(group, message) for group in groups)))
 

@@ -434,7 +434,7 @@ def _forget_heavy(group: ConsumerGroup, gone: ConnectedClient | None) -> None:
 
 
 def _is_lean(subscription: Subscription) -> bool:
-    """Tell whether its rest is no more than topic and expression, which is all that members are known by."""
+    """Tell whether a subscription says no more than topic and expression, which is all that is kept of members."""
     count, characters = subscription.expression.count("||") + 1, sum(map(len, subscription.tags))
     if _long(subscription.expression_type):
         return False

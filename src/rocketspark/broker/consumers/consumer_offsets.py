@@ -308,7 +308,7 @@ class ConsumerOffsets:
         return _around(self.snapshot(), list(self.table), dict(self._pulled), self.anew.table())
 
     def delete_topic(self, topic: str, broadcasting: Members = NO_MEMBERS) -> None:
-        """Forget all offsets in a topic, also those set by hand; its readers begin a new topic of the name at 0.
+        """Forget all offsets in a topic, also those set by hand; its readers begin a new topic of that name at 0.
 
         `broadcasting`: the client ids of the members of each broadcasting group.
         """

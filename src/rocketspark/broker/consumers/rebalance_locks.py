@@ -114,7 +114,10 @@ def agreed(own: list[MessageQueue], others: Iterable[Iterable[MessageQueue]], wa
 
 
 class LockQuorum:
-    """Asks the other brokers of the name for queue locks. `others`: returns the addresses of those that live now."""
+    """Asks the other brokers with this broker's name for queue locks.
+
+    `others`: returns the addresses of the live ones.
+    """
 
     def __init__(self, settings: BrokerSettings, connections: Connections, others: Callable[[], Iterable[str]]) -> None:
         self._settings = settings
@@ -122,7 +125,7 @@ class LockQuorum:
         self._others = others
 
     def is_needed(self, asked: LockRequest) -> bool:
-        """Tell whether the other brokers of the name must be asked for these locks as well."""
+        """Tell whether the other brokers with this broker's name must be asked for these locks as well."""
         s = self._settings
         return s.strict_locks and not asked.only_this_broker and quorum(s.replicas_total) > 1
 
@@ -135,7 +138,7 @@ class LockQuorum:
         return agreed(own, answers, quorum(self._settings.replicas_total))
 
     async def unlock(self, asked: LockRequest) -> None:
-        """Release the locks on all other brokers of the name."""
+        """Release the locks on all other brokers with this broker's name."""
         request = bodies.encode(msgspec.structs.replace(asked, only_this_broker=True))
         await asyncio.gather(*(self._ask(a, RequestCode.UNLOCK_BATCH_MQ, request) for a in self._others()))
 

@@ -170,8 +170,11 @@ class LitePops:
 
 
 def _orders_of(offsets: Sequence[int], items: Sequence[str]) -> list[str]:
-    """Return of each message how often it came before. One number is for all, or each has an item (5.5.0); there
-    RocketMQ leaves out the messages that are new, and readers, who find too few, take all for new.
+    """Return, for each message, the item of orderCountInfo that says how often it was given out before.
+
+    RocketMQ (5.5.0) writes one number for all messages, or an item for each; then it leaves out the messages that were
+    never given out. Readers who find fewer items than messages take all messages for new ones, so none is left out
+    here.
     """
     if len(items) == 1:
         return [items[0].split(" ")[2]] * len(offsets)

@@ -51,7 +51,7 @@ RUN_WEIGHT, ROWS_OF_ONE = 8, 50
 
 
 def weight_of(count: int) -> int:
-    """Return the memory that a run of so many messages takes, as so many half messages that came alone."""
+    """Return the memory that a run of messages takes, counted in half messages that came alone."""
     return RUN_WEIGHT + count // ROWS_OF_ONE
 
 

@@ -297,11 +297,11 @@ class ScheduleMessages:
         return found
 
     def table(self) -> DelayOffsetTable:
-        """Return the next offset of each level as it is now, for other brokers of the name."""
+        """Return the next offset of each level as it is now, for other brokers with this broker's name."""
         return DelayOffsetTable(offset_table=dict(self._offsets), data_version=self.version)
 
     def take(self, offsets: dict[int, int], version: DataVersion | None) -> None:
-        """Take the next offset of each level from another broker of the name, for the next `start`.
+        """Take the next offset of each level from another broker with this broker's name, for the next `start`.
 
         Nothing happens while this broker delivers: then its own offsets count.
         """

@@ -419,6 +419,8 @@ class InFlightMessages:
     def _store(
         self, queue_id: int, tag: bytes, body: bytes, unique_key: bytes, deliver_ms: int
     ) -> tuple[int, int, bool]:
-        """Store a record for the revive topic: (position, end, whether its time is to come, in the timer wheel)."""
+        """Store a record for the revive topic. Returns (physical offset, physical offset after it, whether it waits in
+        the timer wheel for its time).
+        """
         pairs = {b"TAGS": tag, b"TIMER_DELIVER_MS": b"%d" % deliver_ms, b"UNIQ_KEY": unique_key}
         return self._put_message.accept_own(self.topic, queue_id, body, pairs, self._clock())

@@ -80,7 +80,7 @@ class PopLifecycle:
             return 0
 
     async def _set_by_hand(self) -> Callable[[], None]:
-        """Offsets are set by hand: those that follow pops of before are no more to come back after a kill.
+        """Note that an operator sets offsets: those that earlier pops led to must not come back after a kill.
 
         So the offsets of other pops, which wait for the disk, are to be written with them; and the log has that end on
         the disk, or a power cut would leave a note that seems to be of another log.

@@ -219,7 +219,7 @@ class PopReading:
             self._read_queue(found, h, wanted, h.topic, queue_id)
 
     def _factor(self, group: str) -> int:
-        """Return of how many pops in a hundred a group reads a topic with priorities by these (priority.factor)."""
+        """Return in how many of a hundred pops a group reads a topic by priority (the group's priority.factor)."""
         known = self._groups.table.get(group)
         factor = whole_number(known.attributes.get(PRIORITY_FACTOR)) if known is not None else None
         return 100 if factor is None else factor

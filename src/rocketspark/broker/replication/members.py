@@ -183,7 +183,7 @@ class MasterSearch:
         self._task: asyncio.Task[None] | None = None
 
     async def first_look(self) -> None:
-        """Look for another master of the name, for a short time, before this broker registers."""
+        """Look for another master with this broker's name, for a short time, before this broker registers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):
                 await self._look_for_another()
@@ -227,7 +227,9 @@ class MasterSearch:
             self._follow(info.ha_address, master)
 
     async def _look_for_another(self) -> None:
-        """Tell of a second master of this name that lives: clients and slaves go now to the one, now to the other."""
+        """Log that a second master with this broker's name is alive: clients and slaves go now to one, now to the
+        other.
+        """
         s, now_s = self._settings, asyncio.get_running_loop().time()
         if not self._role.is_master or not s.namesrvs() or now_s - self._looked_s < ANOTHER_LOOK_S:
             return

@@ -68,7 +68,7 @@ class BrokerRole:
     """The role of one broker, and where its master is.
 
     `master_address`: "host:port" of the master's requests, None if it is not known or this is the master;
-    `min_broker_id`, `min_broker_address`: of the live broker of the name with the lowest id; `epoch`: the master's, 0
+    `min_broker_id`, `min_broker_address`: of the live broker with this name and the lowest id; `epoch`: the master's, 0
     without a controller; `reason`: why the role is what it is.
     """
 

@@ -161,7 +161,7 @@ class Replication(RoleDriver):
         return self.controlled.in_sync.set if self.manager is not None else None
 
     def lock_quorum(self) -> LockQuorum:
-        """Return what asks the other brokers of the name for queue locks."""
+        """Return what asks the other brokers with this broker's name for queue locks."""
         return LockQuorum(self._settings, self._connections, self.members.others)
 
     def _master_link(self, now_s: float) -> MasterLink:

@@ -148,7 +148,7 @@ class Standing:
         return self._listener.in_sync_count(self._store.end_position, lately_s(self._settings))
 
     def alive_members(self) -> int:
-        """Return how many brokers of the name are alive for a NameServer, this one among them."""
+        """Return how many brokers with this broker's name a NameServer counts as alive, this one among them."""
         return self._members.alive_count
 
     def sync_set_size(self) -> int:

@@ -230,7 +230,7 @@ class CopiesHeld(Protocol):
         """Return how many slaves that are close to the log's end sent something lately."""
 
     def alive_members(self) -> int:
-        """Return how many brokers of the name are alive for a NameServer, this one among them."""
+        """Return how many brokers with this broker's name a NameServer counts as alive, this one among them."""
 
     def sync_set_size(self) -> int:
         """Return the size of the controller's in-sync set, with all that was asked for and not answered."""

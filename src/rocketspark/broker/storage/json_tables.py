@@ -69,7 +69,7 @@ def first_version() -> DataVersion:
 
 
 def next_version(version: DataVersion, changes: int = 1) -> DataVersion:
-    """Return the version after one or several changes, so that readers see a difference."""
+    """Return the version of a table after some changes: whoever compares versions sees that the table changed."""
     return DataVersion(state_version=version.state_version, timestamp=now_ms(), counter=version.counter + changes)
 
 

@@ -341,7 +341,9 @@ class Rebalance:
         return self._presence.absences() if self.joined and self.locks is None and not self._settings.broadcast else 0
 
     def _is_mine(self, queue: MessageQueue) -> bool:
-        """Tell whether no other member can have read a queue since it was begun, or looked at."""
+        """Tell whether no other member can have read a queue since this member began to read it, or last looked
+        how far others are.
+        """
         puller = self.pullers.get(queue)
         return puller is not None and puller.absences >= self._absences()
 

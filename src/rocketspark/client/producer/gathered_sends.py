@@ -51,7 +51,8 @@ class EncodedMessage(msgspec.Struct):
 
 
 def encode(message: Message, packing: PackingSettings) -> EncodedMessage | None:
-    """Encode a message for a batch; None if it has to go alone, or may have to, or cannot be sent, as `pack` then says.
+    """Encode a message for a batch. Returns None for a message that may not be in one (delayed, for instance, or large
+    enough to be compressed), and for one that cannot be sent at all: `pack`, which the caller asks next, says why.
 
     Raises MessageIllegal for its topic or its properties.
     """

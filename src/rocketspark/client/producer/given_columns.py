@@ -69,7 +69,7 @@ class Rows(msgspec.Struct, frozen=True):
         return len(self.bodies)
 
     def in_order(self, order: NDArray[np.int64]) -> Rows:
-        """Return the rows of these numbers, in this order."""
+        """Return the rows with the given numbers, in the order of the numbers."""
         # Two or more: fewer are in order.
         in_order = itemgetter(*order.tolist())
 

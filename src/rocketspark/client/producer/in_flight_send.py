@@ -191,9 +191,8 @@ class InFlightSend(msgspec.Struct, eq=False):
         return self._wait_for(Lack(limit.take_place(len(out.body)), None))
 
     def _wait_for(self, lack: Lack | None) -> bool:
-        """Have it go on once what it lacks is there, without a task, which would cost as much as a send.
-
-        False, if that is not known: the general way finds it out.
+        """Have the send go on once what it lacks (a route, a connection) is there, without a task, which would cost as
+        much as a send. Returns False if it is not known what is lacking: the general way finds that out.
         """
         if lack is None:
             self._went_to = None

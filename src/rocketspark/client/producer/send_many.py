@@ -51,7 +51,7 @@ FAILURES_MAX = 16
 
 
 def less_than(refused: PreparedMessage, bytes_max: int) -> int:
-    """Return how many bytes batches may have, so far `bytes_max`, after a broker called one illegal."""
+    """Return how many bytes a batch may have from now on, as a broker called one of `bytes_max` illegal."""
     return min(bytes_max, max(len(refused.body) // 2, BATCH_BYTES_LEAST))
 
 
@@ -63,7 +63,7 @@ class RowsSend(InFlightSend, kw_only=True):
     told: Callable[[RowsSend, SendResult | None, BaseException | None], None]
 
     def tell(self, result: SendResult | None, error: BaseException | None) -> None:
-        """Pass the outcome on."""
+        """Pass the outcome of a batch on to its rows."""
         self.told(self, result, error)
 
     def is_refused(self, error: BaseException | None) -> bool:

@@ -153,7 +153,7 @@ async def resend_words(call: Call, form: Form) -> Confirmation:
 
 
 async def resend(call: Call, form: Form) -> Done:
-    """Send them."""
+    """Send the chosen dead letters again."""
     done = await _resend(call, form, dry_run=False)
     counts = Counter(each.outcome for each in done)
     told = [f"{number(counts['sent'])} dead letters were sent again"]

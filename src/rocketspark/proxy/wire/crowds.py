@@ -97,7 +97,7 @@ def count_fields(data: bytes, kind: Kind) -> Iterator[int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends. Raises IndexError, ValueError."""
+    """Decode a Protobuf varint. Returns it and the position after it. Raises IndexError, ValueError."""
     number = 0
     for count in range(_VARINT_BYTES_MAX):
         byte = data[at + count]

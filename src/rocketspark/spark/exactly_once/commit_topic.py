@@ -232,7 +232,7 @@ class CommitTopic:
         return await self.again(ask, topic=queue.topic)
 
     async def read_count(self, queue: MessageQueue) -> int | None:
-        """Return how many queues the topic of a queue has to read at its broker; None if that does not tell."""
+        """Return how many queues of a topic can be read at a queue's broker; None if the broker does not tell."""
 
         async def ask() -> int | None:
             peer = await self.instance.master_of(queue)

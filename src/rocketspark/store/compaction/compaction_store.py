@@ -119,7 +119,9 @@ class CompactionStore:
             self.logs.pop(key).end()
 
     def begin_anew(self, topic: str, queue_id: int) -> None:
-        """Remove the log of a queue: it is of an earlier topic of the name. Raises StoreFull, StoreUnwritable."""
+        """Remove the log of a queue that belonged to an earlier topic of the same name. Raises StoreFull,
+        StoreUnwritable.
+        """
         _log.warning("the compaction log of queue %d of %s is of an earlier topic: it begins anew", queue_id, topic)
         self.logs.pop((topic, queue_id)).end()
         self._done.pop(f"{topic}_{queue_id}", None)

@@ -175,7 +175,9 @@ class RecordReader:
         return good
 
     def _fits(self, starts: Ints, heads: Ints) -> Ints:
-        """Tell of each record whether its parts fit together and topic and CRC are right. The fields of `heads` are."""
+        """Return, for each record, whether its parts fit together and topic and CRC are right. The fields of
+        `heads` are right already.
+        """
         if not len(starts):
             return np.zeros(0, np.bool_)
         ends = starts + heads["size"]
@@ -207,7 +209,7 @@ class RecordReader:
         return good
 
     def _record_crcs_right(self, starts: Ints, ends: Ints) -> Ints:
-        """Tell of each whole record whether its CRC is right, where there is one (enabledAppendPropCRC)."""
+        """Return, for each whole record, whether its CRC is right, where there is one (enabledAppendPropCRC)."""
         right = np.ones(len(starts), np.bool_)
         mark = int.from_bytes(record_crc.NAME[:8], "little")
         view = memoryview(self._buffer)

@@ -349,7 +349,8 @@ def changed(first: Offsets, end: Offsets) -> list[MessageQueue]:
 def ranges(
     bounds: dict[MessageQueue, OffsetBounds], first: Offsets, end: Offsets, options: ReadOptions
 ) -> list[OffsetRange]:
-    """Return of each queue with something to read the range of offsets, from `first` up to `end`, that its broker has.
+    """Return, for each queue with something to read, the range of offsets, from `first` up to `end`, that its broker
+    has.
 
     `bounds`: the oldest and newest offsets of these queues now; a queue that is not in it gets the range that was asked
     for. If the broker no longer has some of the offsets, DataLost is raised where `fail_on_data_loss` is set;

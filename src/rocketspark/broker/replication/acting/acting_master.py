@@ -1,7 +1,7 @@
 """The slave that does the work of a master that is gone (RIP-32), and how it learns that the master is gone or back.
 
-Rules (5.5.0): the live broker of the name with the lowest id delivers what is due. The slave hands the work back before
-it copies from the master that returns, so that the master can take back all that was done.
+Rules (5.5.0): the live broker with the master's name and the lowest id delivers what is due. The slave hands the work
+back before it copies from the master that returns, so that the master can take back all that was done.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ActingMaster:
         await self._bridge.drain()
 
     async def look(self) -> None:
-        """Ask which brokers of the name live, and act, follow or wait.
+        """Ask which brokers with this broker's name are alive, and act, follow or wait.
 
         Raises RocketSparkError if no NameServer answers.
         """

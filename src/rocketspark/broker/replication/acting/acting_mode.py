@@ -132,7 +132,8 @@ class ActingMode:
         self.is_online = False
 
     async def join(self, address: str) -> None:
-        """Prepare the return among the brokers of the name, and register. `address`: this broker's "host:port".
+        """Prepare the return among the brokers with this broker's name, and register. `address`: this broker's
+        "host:port".
 
         What takes longer than JOIN_S seconds goes on in the background; an error before that is raised.
         """

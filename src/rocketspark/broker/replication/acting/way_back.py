@@ -64,7 +64,7 @@ def sure_for_s(settings: BrokerSettings) -> float:
 class Office:
     """Tells whether one master may act as the master now, or is away: a slave may be acting for it.
 
-    `is_held`: returns whether all other brokers of the name copy from here, so that none of them acts.
+    `is_held`: returns whether all other brokers with this broker's name copy from here, so that none of them acts.
     """
 
     def __init__(self, settings: BrokerSettings, is_held: Callable[[], bool]) -> None:

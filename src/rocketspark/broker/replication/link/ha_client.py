@@ -222,7 +222,9 @@ class HaClient:
                 pass
 
     async def _copy_from(self, address: str) -> Exception | None:
-        """Connect and copy until the connection ends; return why, None if another try may do."""
+        """Connect to a master and copy its log until the connection ends. Returns the error that keeps this broker from
+        copying, None if it may simply try again.
+        """
         loop = asyncio.get_running_loop()
         try:
             host, port = parse_address(address)

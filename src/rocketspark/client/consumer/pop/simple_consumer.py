@@ -259,7 +259,7 @@ class AsyncSimpleConsumer(ConsumerLife):
             pass
 
     async def _queues(self) -> list[MessageQueue]:
-        """Return what to pop: a queue -1 for each broker of each topic."""
+        """Return what to pop: for each broker of each topic its queue -1, which stands for all of them."""
         queues: list[MessageQueue] = []
         for topic in list(self._subscriptions):
             try:

@@ -387,7 +387,9 @@ class QueueSender:
         return joined([items.data[items.starts[at] : items.starts[end]]], self._wire_topic)
 
     async def _deliver(self, out: PreparedMessage, first_place: str) -> None:
-        """Store a batch once: all its rows or none are stored, so it looks for the first one only."""
+        """Store a batch, and never twice: after a send without a good reply it looks whether the batch is there before
+        it sends again. A broker stores all rows of a batch or none, so looking for the row of `first_place` is enough.
+        """
         retries = Retries(RetryRule(ATTEMPTS))
         while True:
             try:

@@ -200,7 +200,7 @@ def default_folder(text: str) -> str:
 
 
 def file_name(*parts: str) -> str:
-    """Return a file's name made of some parts, such as topics."""
+    """Join parts, such as topics, to the name of a file; a name that would be too long is cut and gets a hash."""
     text = "-".join(part.replace("%", "_") for part in parts)
     return text if len(text.encode()) <= _FILE_BYTES_MAX else _told_apart(text, text, _FILE_BYTES_MAX // 2)
 
