@@ -6,7 +6,6 @@ Rule: values without I/O; rates are messages a second, times ms since 1970, posi
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
@@ -260,9 +259,3 @@ class GroupTraffic(msgspec.Struct, frozen=True, order=True):
 def day_sum(counter: Counter) -> int:
     """Return what a counter counted in the last day, or in as much of it as the broker has run (rule: statsAll)."""
     return counter.stats_day.sum or counter.stats_hour.sum or counter.stats_minute.sum
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """Return the fields of a value as a dict, those of its parts too, for the output that scripts read."""
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found

@@ -6,7 +6,7 @@ Rule: what will change is worked out before anything is changed; a queue's offse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from datetime import datetime
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from rocketspark.client.connection import admin_api, client_api, group_api
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.model.namespace import RETRY_PREFIX
+from rocketspark.model.route import TopicRoute
 from rocketspark.model.text import LONG_MAX
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig
@@ -66,6 +67,16 @@ class OffsetChange(msgspec.Struct, frozen=True):
         return max(0, min(self.before or 0, self.max_offset) - max(self.after, self.min_offset))
 
 
+def _chosen(topic: str, route: TopicRoute, wanted: Set[int] | None, brokers: Collection[str]) -> list[MessageQueue]:
+    """Return the queues of these ids (None: of all) that brokers have. Raises UsageError if an id has none."""
+    queues = [q for q in route.read_queues() if q.broker_name in brokers and (wanted is None or q.queue_id in wanted)]
+    missing = (wanted or set()) - {q.queue_id for q in queues}
+    if missing or not queues:
+        which = f"queue {min(missing)}" if missing else "queue to read from"
+        raise UsageError(f"topic {topic!r} has no {which} on {', '.join(sorted(brokers)) or 'any broker'}")
+    return queues
+
+
 class OffsetOperations(GroupOperations):
     """The operations on groups' offsets, a part of AsyncAdmin."""
 
@@ -102,13 +113,7 @@ class OffsetOperations(GroupOperations):
             raise UsageError(f"topic {topic!r} is a static one, whose groups' offsets are not set by hand")
         targets = await self._targets_of([b.broker_name for b in route.brokers if b.master], brokers)
         wanted = None if queue_ids is None else set(queue_ids)
-        queues = [
-            q for q in route.read_queues() if q.broker_name in targets and (wanted is None or q.queue_id in wanted)
-        ]
-        missing = (wanted or set()) - {q.queue_id for q in queues}
-        if missing or not queues:
-            which = f"queue {min(missing)}" if missing else "queue to read from"
-            raise UsageError(f"topic {topic!r} has no {which} on {', '.join(sorted(targets)) or 'any broker'}")
+        queues = _chosen(topic, route, wanted, targets)
         await self._check_known_on(group, targets.values())
         changes = await self._plan({(group, queue): to for queue in queues}, targets)
         if dry_run:

@@ -191,21 +191,15 @@ class Settings:
         """
         if len(text) > REQUEST_LENGTH_MAX:
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"settings of {len(text)} characters in one request")
-        values: dict[str, str] = {}
-        for line in text.splitlines():
-            if line.strip() and line.strip()[0] not in "#!":
-                key, _, value = line.partition("=")
-                values[key.strip()] = value.strip()
+        values = _pairs(text)
         if not values.keys().isdisjoint(_ALWAYS_BARRED | set(self.fixed_keys.split(";"))):
             raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
         now = self.properties()
         changed = {key: value for key, value in values.items() if now.get(key) != value}
         try:
             taken, known, unknown = _converted(changed)
-            for key in (
-                key for key in changed if key in _FIXED or key == INNER_KEY or key in write_gate.KEYS or is_key(key)
-            ):
-                raise ConfigError(f"{key} cannot change while the NameServer runs")
+            if (fixed := next(filter(_is_fixed, changed), None)) is not None:
+                raise ConfigError(f"{fixed} cannot change while the NameServer runs")
         except ConfigError as e:
             raise ServerError(ResponseCode.INVALID_PARAMETER, str(e)) from e
         if unknown:
@@ -232,6 +226,18 @@ def read_namesrv_conf(path: str | os.PathLike[str]) -> tuple[Settings, list[str]
         raise ConfigError(f"{path}: {e}") from e
     settings.conf_path = str(path)
     return settings, [f"{path}: unknown key {shown(key)!r} is ignored" for key in unknown]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Return the keys and values in lines of key=value, without comments."""
+    lines = (line.strip() for line in text.splitlines())
+    found = (line.partition("=") for line in lines if line and line[0] not in "#!")
+    return {key.strip(): value.strip() for key, _, value in found}
+
+
+def _is_fixed(key: str) -> bool:
+    """Tell whether a key has its value for as long as the NameServer runs."""
+    return key in _FIXED or key == INNER_KEY or key in write_gate.KEYS or is_key(key)
 
 
 def _converted(values: dict[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:

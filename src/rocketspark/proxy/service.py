@@ -27,7 +27,7 @@ from rocketspark.proxy.checks import COUNTED_BYTES_MIN, Shares, check_bytes, che
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.crowds import IN_TURN, Kind, count_fields
 from rocketspark.proxy.wire.enumerations import Code
-from rocketspark.proxy.wire.statuses import Refused, status, status_of
+from rocketspark.proxy.wire.statuses import Refused, status_of
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -332,13 +332,3 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 def is_of_grpc(error: BaseException) -> bool:
     """Tell whether gRPC raised an error, as it does if the stream is gone; gRPC's errors have no common base class."""
     return type(error).__module__.partition(".")[0] == "grpc"
-
-
-def not_supported(rpc: str) -> Callable[[Call, Any], Awaitable[Any]]:
-    """Return a function that serves a known method by answering that it is not supported."""
-    gives = message_factory.GetMessageClass(messages.service().methods_by_name[rpc].output_type)
-
-    async def refuse(call: Call, request: Any) -> Any:
-        return gives(status=status(Code.NOT_IMPLEMENTED, f"{rpc} is not supported"))
-
-    return refuse

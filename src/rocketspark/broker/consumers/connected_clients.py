@@ -8,7 +8,7 @@ user who used it first, for as long as that user's heartbeats name it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import msgspec
 
@@ -344,15 +344,7 @@ class ConnectedClients:
             _warn_of_others(group, client)
         self._weigh(client)
         self._consumes.setdefault(client.peer, set()).add(data.group_name)
-        for topic, subscription in wanted.items():
-            known = group.subscriptions.get(topic)
-            if known is None or subscription.version > known.version:
-                changed = changed or known is None or known.expression != subscription.expression
-                group.subscriptions[topic] = subscription
-        for topic in [t for t in group.subscriptions if t not in wanted]:
-            del group.subscriptions[topic]
-            changed = True
-        if changed:
+        if _subscribe(group, wanted) or changed:
             self._on_change(group)
 
     def leave(self, peer: Peer, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
@@ -431,6 +423,20 @@ def _forget_heavy(group: ConsumerGroup, gone: ConnectedClient | None) -> None:
     for topic, subscription in list(group.subscriptions.items()):
         if (topic, subscription.expression) not in known or not _is_lean(subscription):
             del group.subscriptions[topic]
+
+
+def _subscribe(group: ConsumerGroup, wanted: Mapping[str, Subscription]) -> bool:
+    """Give a group the subscriptions of a member's heartbeat; tells whether its topics or expressions changed."""
+    changed = False
+    for topic, subscription in wanted.items():
+        known = group.subscriptions.get(topic)
+        if known is None or subscription.version > known.version:
+            changed = changed or known is None or known.expression != subscription.expression
+            group.subscriptions[topic] = subscription
+    for topic in [t for t in group.subscriptions if t not in wanted]:
+        del group.subscriptions[topic]
+        changed = True
+    return changed
 
 
 def _is_lean(subscription: Subscription) -> bool:

@@ -19,9 +19,6 @@ from rocketspark.protocol.json.bodies import Body, DataVersion, QueueMapping, To
 _Int = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
 _Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
 GLOBAL_SCOPE = "__global__"
-# The name of the broker that all logical queues of a scope seem to lie on.
-MOCK_BROKER_PREFIX = "__syslo__"
-NO_BROKER = "__syslo__none__"
 
 
 class MappingItem(Body):
@@ -112,11 +109,6 @@ def info_of(detail: MappingDetail) -> QueueMapping:
             if items and items[-1].bname == detail.bname
         },
     )
-
-
-def mock_broker(scope: str) -> str:
-    """Return the broker name that clients see for the logical queues of a scope."""
-    return MOCK_BROKER_PREFIX + (scope[2:] if scope == GLOBAL_SCOPE else scope)
 
 
 # -- parts of a queue -------------------------------------------------------------------------------------------------
@@ -215,13 +207,6 @@ def wrong_update(old: MappingDetail, new: MappingDetail) -> str:
         elif mistake := wrong_change(items, given, same_epoch=same_epoch):
             return mistake
     return ""
-
-
-def block_round_up(offset: int, block: int) -> int:
-    """Return the logical offset at which a new leader's part begins: a multiple of `block`, at least half a block after
-    the old leader's end `offset`.
-    """
-    return (offset // block + (1 if offset % block < block // 2 else 2)) * block
 
 
 # -- pulls ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import io
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape as escaped_markup
 from pathlib import Path
@@ -302,13 +302,7 @@ def volume(report: TraceReport) -> bytes | None:
     if not steps:
         return None
     sends = {m.start_ms: m for m in report.timeline if not m.topic}
-    delivered = [m for m in report.timeline if m.topic]
-    troubles = {
-        ("failed sends", RED): [sends[s].failed if s in sends else 0 for s in steps],
-        ("failed deliveries", COLOURS[1]): [sum(m.failed for m in delivered if m.start_ms == s) for s in steps],
-        ("retries", COLOURS[0]): [sum(m.retried for m in delivered if m.start_ms == s) for s in steps],
-    }
-    troubles = {name: values for name, values in troubles.items() if any(values)}
+    troubles = _troubles(report, sends, steps)
     figure, axes, *below = _figure(height=SIZE[1] + (1.8 if troubles else 0), below=bool(troubles))
     width = report.step_ms / 86_400_000
     counts = [sends[s].messages if s in sends else 0 for s in steps]
@@ -322,6 +316,19 @@ def volume(report: TraceReport) -> bytes | None:
         panel.set_ylim(bottom=0)
     _time_axis((axes, *below)[-1], report)
     return _png(figure, axes, *below)
+
+
+def _troubles(report: TraceReport, sends: Mapping[int, Any], steps: Sequence[int]) -> dict[tuple[str, str], list[int]]:
+    """Return, by name and colour, the number of each kind of failure and retry in each step, without kinds that never
+    happened.
+    """
+    delivered = [m for m in report.timeline if m.topic]
+    troubles = {
+        ("failed sends", RED): [sends[s].failed if s in sends else 0 for s in steps],
+        ("failed deliveries", COLOURS[1]): [sum(m.failed for m in delivered if m.start_ms == s) for s in steps],
+        ("retries", COLOURS[0]): [sum(m.retried for m in delivered if m.start_ms == s) for s in steps],
+    }
+    return {name: values for name, values in troubles.items() if any(values)}
 
 
 def breakdown(report: TraceReport) -> bytes | None:
