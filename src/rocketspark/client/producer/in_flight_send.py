@@ -171,6 +171,10 @@ class InFlightSend(msgspec.Struct, eq=False):
         limit = path.oneway_limit if self.oneway else path.limit
         if self._turn is None and (self._has_room or limit.try_enter(len(out.body))):
             self._has_room = True
+            if machine.monotonic() >= self.end_s and not self.oneway:
+                # Its caller is told in time what RocketMQ's client tells too; a broker would store it all the same.
+                self.finish(None, not_in_time(f"topic {out.topic!r}: a turn of the client, which was busy"))
+                return True
             end_s = self.end_s if path.attempts.attempt_s is None else self.attempt_end_s()
             aim = self._went_to or self.queue
             queue = path.attempts.post(out, self.sharding_key, aim, end_s, None if self.oneway else self)

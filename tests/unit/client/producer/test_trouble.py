@@ -106,6 +106,21 @@ async def test_a_broker_that_hangs_costs_a_delay(hooked: bool) -> None:
 
 
 @in_loop
+@pytest.mark.parametrize("fields", [{}, {"sharding_key": "k"}, {"queue": MessageQueue("t", "broker-a", 0)}])
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_a_send_whose_time_is_over_before_its_turn_is_not_sent(fields: Any, hooked: bool) -> None:
+    hooks = [Seen()] if hooked else []
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg", in_flight_max=1, hooks=hooks) as producer:
+        await producer.send("t", b"x")
+        for _ in range(2):
+            with pytest.raises(NotSent, match=r"topic 't': a turn of the client, which was busy: .* nothing was sent"):
+                await producer.send("t", b"x", timeout_ms=0, **fields)
+        # It kept neither its room nor its place in line.
+        await producer.send("t", b"x", **fields)
+        assert len(fake.broker.sends) == 2
+
+
+@in_loop
 async def test_one_way_sends_feed_the_fault_table() -> None:
     async with Fake(2, t=2) as fake, AsyncProducer(fake.namesrv, "pg", fault_tolerance=True) as producer:
         await producer.queues("t")
