@@ -181,8 +181,8 @@ class ProtobufDecoder:
         """Decode one body to a value that Arrow takes. Raises ValueError saying what is wrong with the body."""
         try:
             message = self._parse(body)
-            if self._has_required and not message.IsInitialized():
-                lacking = ", ".join(message.FindInitializationErrors())
+            if self._has_required and not type(message).IsInitialized(message):
+                lacking = ", ".join(type(message).FindInitializationErrors(message))
                 raise ValueError(f"the body is no message of the schema: it lacks what is required: {lacking}"[:300])
             return self._convert(message)
         except self._errors as e:
@@ -269,9 +269,10 @@ class _Types:
                 return t.ArrayType(kind), lambda one: list(getattr(one, name))
             return t.ArrayType(kind), lambda one: [convert(value) for value in getattr(one, name)]
         if field.has_presence:
+            # Of the class: a field may be called that too.
             if convert is None:
-                return kind, lambda one: getattr(one, name) if one.HasField(name) else None
-            return kind, lambda one: convert(getattr(one, name)) if one.HasField(name) else None
+                return kind, lambda one: getattr(one, name) if type(one).HasField(one, name) else None
+            return kind, lambda one: convert(getattr(one, name)) if type(one).HasField(one, name) else None
         if convert is None:
             return kind, lambda one: getattr(one, name)
         return kind, lambda one: convert(getattr(one, name))

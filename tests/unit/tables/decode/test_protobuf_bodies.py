@@ -74,6 +74,17 @@ def test_required_fields_are() -> None:
     assert reasons == [None, f"{said}r", f"{said}i.q"]
 
 
+@pytest.mark.shows("mended: Protobuf bodies were all bad rows where a field is called `HasField` or `IsInitialized`")
+def test_fields_may_be_called_as_methods_of_messages_are() -> None:
+    text = 'syntax = "proto2"; message B { required int32 IsInitialized = 1; optional string HasField = 2; }'
+    with registry_server() as server:
+        number = server.add("basket", text, "PROTOBUF")
+        bodies = [join(number, b"\0" + body) for body in (b"\x08\x05\x12\x01x", b"\x08\x05", b"")]
+        values, reasons = decoder(server.url).decode(bodies)
+    assert values.to_pylist() == [{"IsInitialized": 5, "HasField": "x"}, {"IsInitialized": 5, "HasField": None}, None]
+    assert [reason is None for reason in reasons] == [True, True, False]
+
+
 @pytest.mark.shows(
     "mended: Protobuf bodies without a `required` field were good rows with nulls; a registry's schema "
     "without a message was a traceback"
