@@ -31,7 +31,8 @@ from rocketspark.admin.messages import search as messages_search
 from rocketspark.admin.messages.search import Search, SearchProgress
 from rocketspark.admin.messages.stored import DirectResult
 from rocketspark.admin.messages.waiting import DelayedLevel
-from rocketspark.errors import RouteNotFound, SendFailed, ServerError, UsageError
+from rocketspark.client.producer import in_flight_send
+from rocketspark.errors import ConnectionLost, RouteNotFound, SendFailed, ServerError, UsageError
 from rocketspark.testing import Cluster, run_cluster
 
 pytestmark = pytest.mark.shows(
@@ -390,6 +391,39 @@ def test_two_who_resend_dead_letters_at_once_send_each_once(
         assert refused.is_set()
         assert [r.outcome for r in other.resend_dead_letters("hasty")] == ["already"] * 2
     assert len(admin.find_messages("twice").messages) == 4
+
+
+@pytest.mark.shows("mended: `dlq resend` sent a letter twice when the answer to its send was lost")
+def test_a_resend_without_an_answer_is_looked_for_before_it_is_sent_again(
+    cluster: Cluster, admin: Admin, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic("unsure", queue_count=1)
+    for n in range(3):
+        producer.send("unsure", b"%d" % n)
+    bury(cluster, "unsure", "patient", 3)
+    monkeypatch.setattr(dead_letters, "DOUBT_S", 0.0)
+    replies, sends = 0, 0
+    result_of, send = in_flight_send.result_of, AsyncProducer.send_packed
+
+    def lost(*reply: Any) -> Any:
+        nonlocal replies
+        replies += 1
+        if replies == 1:
+            raise ConnectionLost("the answer was lost")
+        return result_of(*reply)
+
+    async def refused(*what: Any) -> Any:
+        nonlocal sends
+        sends += 1
+        if sends == 2:
+            raise ConnectionLost("it was not sent")
+        return await send(*what)
+
+    monkeypatch.setattr(in_flight_send, "result_of", lost)
+    monkeypatch.setattr(AsyncProducer, "send_packed", refused)
+    assert [r.outcome for r in admin.resend_dead_letters("patient")] == ["sent"] * 3
+    assert (replies, sends) == (3, 4)
+    assert sorted(m.body for m in admin.find_messages("unsure").messages) == [b"0", b"0", b"1", b"1", b"2", b"2"]
 
 
 def test_dead_letters_are_shown_and_sent_again_once(

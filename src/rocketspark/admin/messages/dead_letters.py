@@ -23,7 +23,7 @@ from rocketspark.admin.messages.stored import GROUP
 from rocketspark.admin.messages.traces import TraceOperations
 from rocketspark.client import validators
 from rocketspark.client.connection import admin_api, client_api
-from rocketspark.client.producer.prepared_message import PackingSettings
+from rocketspark.client.producer.prepared_message import PackingSettings, PreparedMessage
 from rocketspark.errors import MessageIllegal, RocketSparkError, RouteNotFound, UsageError
 from rocketspark.model import MessageQueue, ReceivedMessage, namespace
 from rocketspark.model.text import LONG_MAX, shown
@@ -33,6 +33,7 @@ PAGE_LETTERS = 100
 AT_ONCE = 16
 # A send whose answer never came may still be carried out for so long.
 DOUBT_S = 3.0
+SENDS = 2
 # Brokers keep a lock for 60 s from the last call that took it.
 LOCK_S = 60.0
 
@@ -297,17 +298,29 @@ class DeadLetterOperations(TraceOperations):
                 return outcome("would send")
             queues = () if sharding_key else (await self._routes.get(letter.target)).producer_queues()
             queue = queue_of(letter, None, queues) if queues else None
-            await (await self._sender()).send_packed(out, sharding_key, queue, None)
+            await self._send_once(letter, out, sharding_key, queue)
         except RocketSparkError as e:
-            try:
-                await asyncio.sleep(DOUBT_S)
-                if not dry_run and await self._is_there(letter):
-                    return outcome("sent")
-            except RocketSparkError:
-                pass
             blocked.add(chain)
             return outcome("failed", e)
         return outcome("sent")
+
+    async def _send_once(
+        self, letter: DeadLetter, out: PreparedMessage, sharding_key: str | None, queue: MessageQueue | None
+    ) -> None:
+        """Send a letter. An attempt whose answer never came may have worked: it is looked for before the next one."""
+        for left in reversed(range(SENDS)):
+            try:
+                await (await self._sender()).send_packed(out, sharding_key, queue, None, 1)
+                return
+            except RocketSparkError as e:
+                await asyncio.sleep(DOUBT_S)
+                try:
+                    if await self._is_there(letter):
+                        return
+                except RocketSparkError:
+                    raise e from None
+                if not left or not e.retriable:
+                    raise
 
     async def _is_there(self, letter: DeadLetter) -> bool:
         return bool(await self._query(letter.target, letter.resend_id, unique=True, count_max=64))
