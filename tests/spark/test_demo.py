@@ -147,10 +147,11 @@ def test_it_runs_on_a_cluster_that_exists_and_holds_other_messages(demos: Demos,
         assert server.is_running
 
 
-# The first and the last stage tell most; those between take as long.
+# The first and the last stage tell most; those between take as long. Of these the one that has no JVM yet is in the
+# soak.
 STAGES = [
     "Start NameServer",
-    pytest.param("Replay the flights", marks=pytest.mark.official),
+    pytest.param("Replay the flights", marks=pytest.mark.soak),
     pytest.param("Start Spark", marks=pytest.mark.official),
     "Stream the flights",
 ]

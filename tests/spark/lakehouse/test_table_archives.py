@@ -91,23 +91,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: str, tmp_path: Path) -> None:
     topic, to = f"whole-{table_format}", f"whole-{table_format}-again"
     where = {"place": str(tmp_path / "table")}
-    scene.send(topic, 0, 250)
-    first = scene.ask("archive", table_format, topic, batch_rows=100, metrics=True, **where)
-    assert (first.get("rows"), first.get("batches"), first.get("total_rows")) == (250, 3, 250), first
-    assert first["metrics"] == {"batch_duration_seconds_count": 3, "rows_total": 250, "running": 1}
+    scene.send(topic, 0, 120)
+    first = scene.ask("archive", table_format, topic, batch_rows=60, metrics=True, **where)
+    assert (first.get("rows"), first.get("batches"), first.get("total_rows")) == (120, 2, 120), first
+    assert first["metrics"] == {"batch_duration_seconds_count": 2, "rows_total": 120, "running": 1}
     assert first["lag"] == [{"query": "archive", "topic": topic}]
 
     # The writer dies after its commit and hears of none; then another one whose reply is lost goes on by itself.
-    scene.send(topic, 250, 300)
+    scene.send(topic, 120, 150)
     assert scene.ask("archive", table_format, topic, fault="killed", **where) == {"error": "RocketSparkError: killed"}
     again = scene.ask("archive", table_format, topic, **where)
-    assert (again["rows"], again["total_rows"]) == (0, 300)
-    scene.send(topic, 300, 340)
+    assert (again["rows"], again["total_rows"]) == (0, 150)
+    scene.send(topic, 150, 180)
     lost = scene.ask("archive", table_format, topic, fault="reply lost", **where)
-    assert (lost.get("total_rows"), lost.get("stopped")) == (340, False), lost
+    assert (lost.get("total_rows"), lost.get("stopped")) == (180, False), lost
 
     figures = scene.ask("figures", table_format, topic, **where)
-    assert (figures["rows"], figures["places"], figures["wrong_hours"]) == (340, 340, 0)
+    assert (figures["rows"], figures["places"], figures["wrong_hours"]) == (180, 180, 0)
     scene.ask("archive", "parquet", topic, place=str(tmp_path / "parquet"))
     assert scene.ask("figures", "parquet", topic, place=str(tmp_path / "parquet")) == figures
 
@@ -118,14 +118,14 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
     assert merged["files"] < lost["files"]
     assert scene.ask("figures", table_format, topic, **where) == figures
     # Another writer commits the same batch before: this one ends, and nothing is doubled.
-    scene.send(topic, 340, 350)
+    scene.send(topic, 180, 190)
     beaten = scene.ask("archive", table_format, topic, fault="beaten", **where)
     assert beaten["error"].startswith("ConfigError: another process writes the archive")
     again = scene.ask("archive", table_format, topic, **where)
-    assert (again["rows"], again["total_rows"]) == (0, 350)
+    assert (again["rows"], again["total_rows"]) == (0, 190)
 
     state = {"state": str(tmp_path / "state")}
-    assert scene.ask("restore", table_format, topic, to=to, dry_run=True, **state, **where)["rows"] == 350
+    assert scene.ask("restore", table_format, topic, to=to, dry_run=True, **state, **where)["rows"] == 190
     # The table is set back after the first chunk: what it held is sent, and archived again later.
     if table_format == "delta":
         back_to = f"RESTORE TABLE delta.`{where['place']}` TO VERSION AS OF 1"
@@ -137,12 +137,12 @@ def test_a_topic_through_archive_restore_and_audit(scene: Scene, table_format: s
         _, second = scene.ask("sql", table_format, topic, sql=oldest, catalog=lake.catalog, **where)
         back_to = f"CALL rocketspark.system.rollback_to_snapshot('{name}', {second['snapshot_id']})"
     sent = scene.ask("restore", table_format, topic, to=to, meanwhile=back_to, **state, **where)
-    assert (sent.get("rows"), sent.get("refused")) == (350, 0), sent
+    assert (sent.get("rows"), sent.get("refused")) == (190, 0), sent
     assert sent["chunks"] > 1
-    assert scene.ask("archive", table_format, topic, **where)["total_rows"] == 350
+    assert scene.ask("archive", table_format, topic, **where)["total_rows"] == 190
     assert scene.ask("restore", table_format, topic, to=to, **state, **where)["rows"] == 0
     back = scene.ask("compare", table_format, to, of=topic, **where)
-    assert (back["ok"], back["one_messages"]) == (True, 350), back
+    assert (back["ok"], back["one_messages"]) == (True, 190), back
 
 
 @pytest.mark.shows(
