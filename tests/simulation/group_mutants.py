@@ -152,6 +152,14 @@ TABLE = {
         seed=3,
         scenario="grpc_users:clients",
     ),
+    "who_comes_while_users_are_fetched_waits_for_nothing": Planted(
+        "who may no more is given nothing",
+        "proxy/guard.py",
+        "and now_s - self._fetched_s >= limit_s and tried_since_s < WAIT_S:\n",
+        "and now_s < 0:\n",
+        seed=4,
+        scenario="grpc_users:clients",
+    ),
     "a_slave_keeps_its_damage": Planted(
         "damage takes nothing else with it",
         "store/replica.py",
