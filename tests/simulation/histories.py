@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rocketspark.protocol.message import record
+from rocketspark.protocol.message import record, sysflags
 from rocketspark.store.readonly.log_scan import LogScan
 
 Place = tuple[str, int, int]
@@ -218,15 +218,14 @@ def ends_of(stores: dict[str, Path]) -> set[int]:
 
 
 def records_of(store: Path) -> Iterable[Stored]:
-    """Yield the records of a log; of a batch in one record nothing is told apart."""
+    """Yield the messages of a log, in the order of their records."""
     scan = LogScan([str(store / "commitlog")])
     for found in scan.scan(scan.min_position, 1 << 62):
-        one = record.decode(bytes(scan.read(found.position, found.size)))
-        yield Stored(
-            one.position,
-            one.topic.decode(),
-            one.queue_id,
-            one.queue_offset,
-            one.body.decode("utf-8", "replace"),
-            one.store_time_ms,
-        )
+        content = bytes(scan.read(found.position, found.size))
+        one = record.decode(content)
+        place = one.position, one.topic.decode(), one.queue_id
+        if one.sys_flag & sysflags.INNER_BATCH:
+            for each in record.decode_messages(content):
+                yield Stored(*place, each.queue_offset, each.body.decode("utf-8", "replace"), one.store_time_ms)
+        else:
+            yield Stored(*place, one.queue_offset, one.body.decode("utf-8", "replace"), one.store_time_ms)

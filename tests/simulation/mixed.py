@@ -169,7 +169,7 @@ async def run(
 
 
 def _draw_parts(chance: random.Random) -> list[str]:
-    drawn = sorted(chance.sample(sorted(PARTS.keys() - {"objects", "light"}), chance.choice([0, 1, 1, 2])))
+    drawn = sorted(chance.sample(sorted(PARTS.keys() - {"objects", "light", "batched"}), chance.choice([0, 1, 1, 2])))
     # A tier lies in a folder or in an object store.
     drawn = ["objects" if name == "tiered" and chance.random() < 0.5 else name for name in drawn]
     # Drivers sign as their options say, which are made by themselves.

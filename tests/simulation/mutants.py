@@ -333,6 +333,22 @@ TABLE: dict[str, Planted] = {
         "                if segment.has(unit) and record_layout.body_bytes_of(segment.record(unit)):\n",
         shape=COMPACTED,
     ),
+    "a_batch_begins_where_readers_end": Planted(
+        "a batch queue holds what its log says",
+        "broker/messages/put_message.py",
+        "        base = self._store.stored_range(h.topic, queue_id)[1]\n",
+        "        base = self._store.queue_range(h.topic, queue_id)[1]\n",
+        seed=8,
+        scenario="parts.alone:batched",
+    ),
+    "a_batch_begins_where_another_is_not_shown": Planted(
+        "who reads a batch queue on is led past no message",
+        "broker/messages/put_message.py",
+        "        base = self._store.stored_range(h.topic, queue_id)[1]\n",
+        "        base = self._store.queue_range(h.topic, queue_id)[1]\n",
+        seed=10,
+        scenario="parts.alone:batched",
+    ),
     "a_start_leaves_light_queues_out": Planted(
         "a light queue holds what names it",
         "store/recovery.py",

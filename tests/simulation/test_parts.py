@@ -1,4 +1,4 @@
-"""Topics with compaction or a tier, lite topics, light queues, priorities under faults: each a part, here alone."""
+"""Topics with compaction or a tier, lite topics, light and batch queues, priorities under faults: each alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.simulation.test_world import outcomes_of
 # to an object store that was given up came late (14).
 SEEDS = [("compacted", 16), ("tiered", 10), ("tiered", 60), ("objects", 14), ("urgent", 1), ("light", 5)]
 # Lite topics counted as removed on a slave that had lost its power, and lacked messages once it was elected.
-SEEDS += [("lite", 9000013)]
+SEEDS += [("lite", 9000013), ("batched", 2)]
 RARE = {"compacted": "queues compacted", "tiered": "removals of old log files", "lite": "removals of lite topics"}
 RARE |= {"objects": "failures of the second tier"}
 
 
 @pytest.mark.shows(
     "under faults topics with compaction keep the newest of each key, a second tier all that left the store, lite"
-    " topics their order, priorities theirs, and light queues what names them"
+    " topics their order, priorities theirs, light queues what names them, and batch queues whole batches"
 )
 def test_faults_break_no_promise_of_a_kind_of_topic() -> None:
     found = outcomes_of([(f"tests.simulation.parts.alone:{part}", seed) for part, seed in SEEDS])

@@ -21,7 +21,7 @@ SCENARIOS = os.environ.get(
     "SOAK_SCENARIOS",
     "failover tests.simulation.mixed:mixed tests.simulation.group:council tests.simulation.group:failover_of_three"
     " tests.simulation.rack:pair tests.simulation.parts.alone:compacted_and_tiered_and_urgent"
-    " tests.simulation.parts.alone:light",
+    " tests.simulation.parts.alone:light tests.simulation.parts.alone:batched",
 ).split()
 
 

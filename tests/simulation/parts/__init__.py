@@ -6,6 +6,7 @@ Rule: a part has topics and groups of its own, whose names begin with "p-"; `mix
 from __future__ import annotations
 
 from tests.simulation.parts import (
+    batched,
     compacted,
     dead_letters,
     light,
@@ -21,6 +22,7 @@ from tests.simulation.parts import (
 from tests.simulation.parts.part import Part
 
 PARTS: dict[str, Part] = {
+    "batched": batched.PART,
     "compacted": compacted.PART,
     "dead letters": dead_letters.PART,
     "light": light.PART,
