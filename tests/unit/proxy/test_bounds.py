@@ -24,7 +24,8 @@ from rocketspark.proxy.checks import ENTRIES_MAX, REQUEST_BYTES_MAX, TURN, SendL
 from rocketspark.proxy.clients import TOPIC_BYTES, WAITING_BYTES_MAX, Clients, TelemetryStream
 from rocketspark.proxy.consuming import receive
 from rocketspark.proxy.consuming.outcomes import Outcomes
-from rocketspark.proxy.consuming.receive import Receives, popped
+from rocketspark.proxy.consuming.popped import popped
+from rocketspark.proxy.consuming.receive import Receives
 from rocketspark.proxy.consuming.renewals import Renewals, RenewSettings
 from rocketspark.proxy.message_form import AT_ONCE_BYTES_MAX
 from rocketspark.proxy.producing.send import Sends
@@ -255,7 +256,9 @@ def test_messages_that_clients_do_not_read_are_bounded_and_the_others_are_given_
         wanted: Any = SimpleNamespace(client=client, host=client.host, renews=False, group="G", topic="T")
 
         def deliver() -> asyncio.Future[None]:
-            return asyncio.ensure_future(receives._deliver(call, wanted, popped(told, stored(5, body=b"x" * 100), "b")))
+            return asyncio.ensure_future(
+                receives._deliver(call, wanted, [*popped(told, stored(5, body=b"x" * 100), "b")])
+            )
 
         reading = [deliver() for _ in range(3)]
         await asyncio.sleep(0)
@@ -298,7 +301,7 @@ def test_bodies_count_as_they_inflate_and_others_have_their_turn_meanwhile() -> 
         stored_twice = b"".join(stored(offset, body=body, sys_flag=flags) for offset in (5, 6))
 
         def deliver() -> asyncio.Future[None]:
-            return asyncio.ensure_future(receives._deliver(call, wanted, popped(told, stored_twice, "b")))
+            return asyncio.ensure_future(receives._deliver(call, wanted, [*popped(told, stored_twice, "b")]))
 
         task, reading = asyncio.ensure_future(other()), [deliver() for _ in range(2)]
         await wait_until_async(lambda: len(written) == 4)

@@ -2,37 +2,28 @@
 
 Rule: a message that does not reach the stream is given back at once, whenever the client goes; a stream ends with its
 delivery timestamp (ReceiveMessageActivity, 5.5.0). What reached a stream that was cut is not renewed. A receive that
-waits is one request held by its broker, on the one connection that is all clients'; so each host has its share. A
-record that cannot be read harms itself alone: it is left out, and comes again until it is a dead letter. Handles are
-those of Apache's proxy: nine fields, the last one the place in the log (ConsumerProcessor, 5.5.0).
+waits is one request held by its broker, on the one connection that is all clients'; so each host has its share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import msgspec
-
 from rocketspark import machine
-from rocketspark.errors import NotSent, RecordError, RocketSparkError, TransportError
+from rocketspark.errors import NotSent, RocketSparkError, TransportError
 from rocketspark.model import Subscription, subscribe
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.model.route import PERM_READ
 from rocketspark.model.subscription import ALL, SQL92, TAG
-from rocketspark.model.text import shown, whole_number
-from rocketspark.protocol import light_queues, lite_topics
+from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PopHeader, PopLiteHeader, PopLiteReply, PopReply
 from rocketspark.protocol.headers.pop import ATTEMPT_ID_MAX, INIT_MAX
 from rocketspark.protocol.json.bodies import GroupConfig
-from rocketspark.protocol.message import batch, properties, sysflags
-from rocketspark.protocol.message.compression import inflate
 from rocketspark.protocol.message.message_ids import offset_message_id
-from rocketspark.protocol.message.record import Record, decode
-from rocketspark.protocol.pop_answers import ReceiptHandle, TimesAndOffsets, lite_handle, lite_order_counts
 from rocketspark.proxy.brokers import DEFAULT_GROUP, Brokers, attempts_max
 from rocketspark.proxy.call import Call
 from rocketspark.proxy.checks import (
@@ -46,8 +37,9 @@ from rocketspark.proxy.checks import (
 from rocketspark.proxy.clients import LITE_CONSUMERS, Clients, ProxyClient
 from rocketspark.proxy.consuming.handle_calls import HandleCalls, Held, now_ms
 from rocketspark.proxy.consuming.outcomes import duration_ms
+from rocketspark.proxy.consuming.popped import Popped, popped, popped_lite
 from rocketspark.proxy.consuming.renewals import Renewals
-from rocketspark.proxy.message_form import LITE_TOPIC, MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill_apart, is_packed, pairs_of
+from rocketspark.proxy.message_form import MESSAGE_ID, RECEIPT_HANDLE, TAGS, fill_apart, is_packed
 from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Code, FilterType
@@ -57,116 +49,10 @@ from rocketspark.transport.request_frames import Reply
 
 log = LimitedLog("rocketspark.proxy")
 
-_INNER = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
-
-
-class Popped(NamedTuple):
-    """One message of a reply to a pop. `pairs`: its properties, among them its receipt handle; `record`: as stored,
-    with the number of its attempts; `lite_topic`: the lite topic that it was popped from.
-    """
-
-    record: Record
-    pairs: dict[str, str]
-    handle: ReceiptHandle
-    lite_topic: str = ""
-
-
-def popped(answer: PopReply, body: bytes, broker_name: str) -> list[Popped]:
-    """Return the messages of a broker's reply to a pop. Raises FrameError if the reply does not say clearly which
-    queues they are of.
-    """
-    told = TimesAndOffsets(answer, broker_name)
-    found = []
-    for record in _records(body):
-        pairs = pairs_of(record)
-        handle = told.own_handle(pairs.get(RECEIPT_HANDLE))
-        if handle is None:
-            topic = record.topic.decode("utf-8", "replace")
-            handle = told.handle(topic, record.queue_id, record.queue_offset, record.position)
-        elif handle.physical_offset != record.position:
-            handle = msgspec.structs.replace(handle, physical_offset=record.position)
-        if handle is None:
-            where = f"offset {record.queue_offset} of queue {record.queue_id}"
-            log.warning("broker %s popped %s and tells no place of it: left out", broker_name, where)
-            continue
-        if (count := told.attempts(handle)) > 0:
-            record = record._replace(reconsume_times=count)
-        pairs[RECEIPT_HANDLE] = handle.encode()
-        found.append(Popped(record, pairs, handle))
-    return found
-
-
-def popped_lite(answer: PopLiteReply, body: bytes, broker_name: str) -> list[Popped]:
-    """Return the messages of a broker's reply to a pop of lite topics."""
-    records = list(_records(body))
-    found = []
-    for record, count in zip(records, lite_order_counts(answer.order_counts, len(records)), strict=True):
-        pairs = pairs_of(record)
-        lite_topic = pairs.get(LITE_TOPIC, "")
-        topic = record.topic.decode("utf-8", "replace")
-        queue_offset = light_queues.offset_in(lite_topics.queue_name(topic, lite_topic), pairs)
-        if queue_offset is None:
-            log.warning("broker %s popped a message that tells no offset in its lite topic: left out", broker_name)
-            continue
-        handle = lite_handle(answer, broker_name, queue_offset, record.position)
-        pairs[RECEIPT_HANDLE] = handle.encode()
-        record = record._replace(queue_offset=queue_offset, reconsume_times=count)
-        found.append(Popped(record, pairs, handle, lite_topic))
-    return found
-
-
-def _records(body: bytes) -> Iterator[Record]:
-    """Yield the records that can be read; those of a batch one by one."""
-    at, size = 0, len(body)
-    while at < size:
-        try:
-            record = decode(body, at)
-        except RecordError as e:
-            try:
-                spoiled = decode(body, at, check_crc=False)
-            except RecordError:
-                log.warning("the rest of what was popped cannot be read, %d bytes: %s", size - at, e)
-                return
-            place = f"offset {spoiled.queue_offset} of queue {spoiled.queue_id}"
-            log.warning(
-                "%s of topic %s is not delivered: %s", place, shown(spoiled.topic.decode("utf-8", "replace")), e
-            )
-            at += spoiled.size
-            continue
-        at += record.size
-        if record.sys_flag & _INNER == _INNER:
-            try:
-                yield from _inner(record)
-            except RecordError as e:
-                log.warning("a batch at offset %d cannot be read: %s", record.queue_offset, e)
-        else:
-            yield record
-
-
-def _inner(record: Record) -> list[Record]:
-    """Return the messages of a batch that is stored as one record."""
-    given = pairs_of(record).get(properties.INNER_BASE)
-    base = record.queue_offset if given is None else whole_number(given)
-    if base is None:
-        raise RecordError(f"{properties.INNER_BASE} is no number")
-    rest = record.sys_flag & ~(_INNER | sysflags.COMPRESSED)
-    body = record.body
-    if record.sys_flag & sysflags.COMPRESSED:
-        body = inflate(body, record.sys_flag)
-    return [
-        record._replace(
-            queue_offset=base + i,
-            flag=inner.flag,
-            body=inner.body,
-            properties=properties.of_inner(inner.properties, record.properties),
-            sys_flag=rest,
-        )
-        for i, inner in enumerate(batch.decode(body))
-    ]
-
-
 ANY_QUEUE = -1
 COUNT_MAX = 32
+# Messages that are read in one turn of the loop: some 20 us each.
+IN_TURN = 256
 # Characters of filters that are kept here.
 FILTER_KEPT_MAX = 512
 # What brokers hold of one connection (heldPullsPerConnectionMax); so many characters of a filter count as one more.
@@ -383,7 +269,20 @@ class Receives:
         held.give(wanted.host, wanted.weight)
         if reply.code:
             raise _refusal(wanted, reply)
-        return self._sifted(wanted, _popped(wanted, reply, broker_name))
+        return self._sifted(wanted, await self._in_turns(wanted, reply, broker_name))
+
+    async def _in_turns(self, wanted: Wanted, reply: Reply, broker_name: str) -> list[Popped]:
+        """Return what was popped. Others have their turn meanwhile: few records may be 100,000 messages."""
+        found: list[Popped] = []
+        try:
+            for one in _popped(wanted, reply, broker_name):
+                found.append(one)
+                if not len(found) % IN_TURN:
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._give_back(wanted, _popped(wanted, reply, broker_name, whole=True), at_once=True)
+            raise
+        return found
 
     def _held_by(self, broker_name: str) -> Shares:
         held = self.held.get(broker_name)
@@ -412,15 +311,14 @@ class Receives:
         if asked.cancelled() or asked.exception() is not None or (reply := asked.result()).code:
             return
         try:
-            found = _popped(wanted, reply, broker_name)
+            self._give_back(wanted, _popped(wanted, reply, broker_name, whole=True), at_once=True)
         except RocketSparkError as e:
             log.warning("an answer to a pop cannot be read: %s", e)
-            return
-        self._give_back(wanted, found, at_once=True)
 
-    def _give_back(self, wanted: Wanted, found: Sequence[Popped], *, at_once: bool = False) -> None:
-        held = [_held(wanted, one) for one in found]
-        self._calls.give_back(held, had=False, at_once=at_once)
+    def _give_back(self, wanted: Wanted, found: Iterable[Popped], *, at_once: bool = False) -> None:
+        # Messages of a batch have one handle.
+        held = {one.pairs[RECEIPT_HANDLE]: _held(wanted, one) for one in found}
+        self._calls.give_back(held.values(), had=False, at_once=at_once)
 
     # -- the messages --------------------------------------------------------------------------------------------
 
@@ -431,7 +329,7 @@ class Receives:
         # messages: it is acknowledged with those of them that are wanted.
         right = [one for one in found if not tags or one.pairs.get(TAGS) in tags]
         kept = {one.pairs[RECEIPT_HANDLE] for one in right}
-        wrong = [_held(wanted, one) for one in found if one.pairs[RECEIPT_HANDLE] not in kept]
+        wrong = {handle: _held(wanted, one) for one in found if (handle := one.pairs[RECEIPT_HANDLE]) not in kept}
         good: list[Popped] = []
         dead: list[tuple[Held, str]] = []
         for one in right:
@@ -439,7 +337,7 @@ class Receives:
                 dead.append((_held(wanted, one), _message_id(one)))
             else:
                 good.append(one)
-        self._calls.put_aside(wrong, dead)
+        self._calls.put_aside(list(wrong.values()), dead)
         return good
 
     async def _deliver(self, call: Call, wanted: Wanted, found: list[Popped]) -> None:
@@ -537,10 +435,10 @@ def _held(wanted: Wanted, one: Popped) -> Held:
     return Held(wanted.group, wanted.topic, one.handle, one.lite_topic)
 
 
-def _popped(wanted: Wanted, reply: Reply, broker_name: str) -> list[Popped]:
+def _popped(wanted: Wanted, reply: Reply, broker_name: str, *, whole: bool = False) -> Iterator[Popped]:
     if wanted.lite:
         return popped_lite(reply.header(PopLiteReply), reply.body, broker_name)
-    return popped(reply.header(PopReply), reply.body, broker_name)
+    return popped(reply.header(PopReply), reply.body, broker_name, whole=whole)
 
 
 async def _refuse(call: Call, error: Exception) -> None:

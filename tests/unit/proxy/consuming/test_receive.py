@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import zlib
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketspark.errors import FrameError
 from rocketspark.model import subscribe
-from rocketspark.protocol.headers import PopReply
+from rocketspark.protocol.headers import PopReply, to_ext
 from rocketspark.protocol.message import batch, compression, record, sysflags
-from rocketspark.proxy.consuming.receive import Receives, popped
+from rocketspark.proxy.consuming.popped import Popped
+from rocketspark.proxy.consuming.popped import popped as read_popped
+from rocketspark.proxy.consuming.receive import Receives, Wanted
 from rocketspark.proxy.message_form import fill
+from rocketspark.proxy.settings import ProxySettings
 from rocketspark.proxy.wire import messages
 from rocketspark.proxy.wire.enumerations import Encoding
+from rocketspark.transport.request_frames import Reply
 
 pytestmark = pytest.mark.shows(
     "ReceiveMessage: filters, long polling, attempts to dead letters, order with `attempt_id`; a receive that "
@@ -28,6 +35,10 @@ pytestmark = pytest.mark.shows(
 TOLD = PopReply(
     pop_time_ms=1000, invisible_time_ms=60_000, revive_queue_id=3, start_offsets="0 1 5", message_offsets="0 1 5,6,7"
 )
+
+
+def popped(*given: Any) -> list[Popped]:
+    return list(read_popped(*given))
 
 
 def stored(offset: int = 5, body: bytes = b"body", topic: bytes = b"T", **fields: object) -> bytes:
@@ -112,7 +123,7 @@ def test_a_batch_is_acknowledged_for_its_tags_only_if_none_of_its_messages_is_wa
     good = Receives._sifted(mock.Mock(_calls=calls), wanted, found)
     assert [one.record.body for one in good] == [b"x"]
     [(wrong, dead)] = [call.args for call in calls.put_aside.call_args_list]
-    assert [held.handle.queue_offset for held in wrong] == [7, 7, 9]
+    assert [held.handle.queue_offset for held in wrong] == [7, 9]
     assert dead == []
 
 
@@ -183,3 +194,49 @@ def test_what_a_message_lacks_is_not_there() -> None:
     assert [name for name in names if system.HasField(name)] == []
     (one,) = popped(TOLD, stored(5, properties=b"__SHARDINGKEY\x01g\x02"), "broker-a")
     assert message_of(one).system_properties.message_group == "g"
+
+
+@pytest.mark.shows("mended: a batch of 32,767 messages stored as one record held a proxy up for seconds")
+def test_a_long_batch_is_read_in_turns_and_given_back_once() -> None:
+    count = 2000
+    inner = batch.encode([batch.BatchItem(0, b"x", b"")] * count)
+    whole = stored(
+        5, body=inner, sys_flag=sysflags.INNER_BATCH | sysflags.NEED_UNWRAP, properties=b"INNER_BASE\x015\x02"
+    )
+    far_ms = 1 << 45
+    told = PopReply(pop_time_ms=far_ms, invisible_time_ms=1, start_offsets="0 1 5", message_offsets="0 1 5")
+    answer = Reply(0, None, msgspec.json.encode(to_ext(told)), whole, "b:1")
+
+    async def main() -> None:
+        unused: Any = None
+        given_back: list[Any] = []
+        calls: Any = SimpleNamespace(
+            give_back=lambda held, had, at_once: given_back.extend(held), put_aside=lambda wrong, dead: None
+        )
+        receives: Any = Receives(ProxySettings(namesrv="n"), unused, unused, calls, unused)
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result(answer)
+        peer = SimpleNamespace(ask=lambda code, header, timeout_ms: answered)
+        receives._broker_name, receives._peer = mock.AsyncMock(return_value="b"), mock.AsyncMock(return_value=peer)
+        client: Any = SimpleNamespace(host="1.2.3.4")
+        wanted = Wanted(client, False, 16, "T", "G", "b", 32, 1000, 1000, False, subscribe("T", "*"), None)
+
+        async def turns_of(task: asyncio.Future[Any], most: int) -> int:
+            turns = 0
+            while not task.done() and turns < most:
+                turns += 1
+                await asyncio.sleep(0)
+            return turns
+
+        reading = asyncio.ensure_future(receives._pop(wanted))
+        assert await turns_of(reading, 10 * count) >= count // 256
+        assert len(await reading) == count
+        left = asyncio.ensure_future(receives._pop(wanted))
+        assert await turns_of(left, 5) == 5
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        (held,) = given_back
+        assert (held.handle.queue_offset, held.topic) == (5, "T")
+
+    asyncio.run(main())
