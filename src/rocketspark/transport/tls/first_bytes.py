@@ -167,6 +167,8 @@ class FirstBytes(Undecided):
             self._wait_for_more(data)
             return
         self._proxied = True
+        # Its client may take its time, as one without a header may.
+        super()._leave()
         if header.host:
             self._peer.relayed_from(header.host, header.port)
         if len(data) > header.end and self._below is not None and not self._below.is_closing():

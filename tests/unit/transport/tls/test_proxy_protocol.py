@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import struct
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import FrameError
+from rocketspark.transport.tls.first_bytes import FirstBytes, Front
 from rocketspark.transport.tls.proxy_protocol import ProxyHeader, begins, parse
+from rocketspark.transport.tls.server_contexts import ServerContexts
+from rocketspark.transport.tls.settings import TlsSettings
 
 pytestmark = pytest.mark.shows("PROXY v1 and v2 before either, from trusted networks")
 
@@ -99,3 +104,20 @@ def test_what_is_written_is_read(
     body = address.packed * 2 + ends + more
     binary = BINARY + b"\x21" + (b"\x11" if address.version == 4 else b"\x21") + struct.pack(">H", len(body)) + body
     assert parse(binary) == (len(binary), host, port)
+
+
+@pytest.mark.shows("mended: a connection whose PROXY header came in two pieces was closed if its client waited then")
+def test_a_header_in_two_pieces_leaves_its_client_as_much_time_as_a_whole_one() -> None:
+    async def run() -> None:
+        front = Front(ServerContexts(TlsSettings(mode="permissive", proxy_networks="10.0.0.0/8")))
+        peer = mock.Mock(remote_host="10.0.0.1")
+        first = FirstBytes(peer, front)
+        first.connection_made(mock.Mock())
+        first.data_received(b"PROXY TCP4 203.0.113.9 ")
+        waits = first._timer
+        assert waits is not None
+        first.data_received(b"10.0.0.1 4711 443\r\n")
+        assert waits.cancelled()
+        assert peer.mock_calls == [mock.call.connection_made(mock.ANY), mock.call.relayed_from("203.0.113.9", 4711)]
+
+    asyncio.run(run())
