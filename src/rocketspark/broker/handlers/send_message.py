@@ -310,7 +310,7 @@ class SendHandler:
         group = h.topic[len(topic_names.RETRY_PREFIX) :]
         if not retry_and_dead_letter.is_dead_letter(h, self._group(peer, group).retry_max_times):
             return h.topic, queue_id, stored
-        left = retry_and_dead_letter.fitted(stored, properties.BYTES_MAX - len(self._rules.marks))
+        left = properties.fitted(stored, properties.BYTES_MAX - len(self._rules.marks))
         if left is not stored:
             pairs.clear()
             pairs.update(pairs_of(left))

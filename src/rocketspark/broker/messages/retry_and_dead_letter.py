@@ -5,7 +5,7 @@ once the attempts are used up or the consumer asks for it with a level below 0. 
 or store them anew in the retry topic themselves (`is_dead_letter`), as ordered consumers do.
 
 A message whose properties leave no room for those of a retry cannot be taken back: its consumer tries it again by
-itself. Its dead letter goes without the longest ones (`fitted`), or that consumer would stay behind it for ever."""
+itself. Its dead letter goes without the longest ones (`properties.fitted`), or that consumer would stay behind it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ FIRST_RETRY_LEVEL = 3
 # Room for the properties that parking adds (REAL_TOPIC, REAL_QID, the broker's marks).
 PARKED_BYTES = 192
 _PARKED = (properties.REAL_TOPIC, properties.REAL_QUEUE_ID)
-# What tells a dead letter from others.
-_KEPT = frozenset(
-    name.encode() for name in (properties.UNIQUE_ID, properties.RETRY_TOPIC, properties.ORIGIN_MESSAGE_ID)
-)
 
 
 class RetryMessage(NamedTuple):
@@ -73,23 +69,9 @@ def route(record: Record, group: str, *, delay_level: int, max_times: int) -> Re
         # Without room for all of them the message gets the needed properties only.
         stored = kept + _encoded(needed)
     if dead:
-        stored = fitted(stored, properties.BYTES_MAX)
+        stored = properties.fitted(stored, properties.BYTES_MAX)
     topic_of = topic_names.dead_letter_topic if dead else topic_names.retry_topic
     return RetryMessage(topic_of(group), dead, stored, times + 1)
-
-
-def fitted(stored: bytes, bytes_max: int) -> bytes:
-    """Return the properties of a dead letter, without the longest ones if they are longer than `bytes_max` together."""
-    over = len(stored) - bytes_max
-    if over <= 0:
-        return stored
-    pieces = [piece + b"\x02" for piece in stored.split(b"\x02") if piece]
-    weights = [(piece.partition(b"\x01")[0] not in _KEPT, len(piece)) for piece in pieces]
-    for at in sorted(range(len(pieces)), key=weights.__getitem__, reverse=True):
-        if over > 0:
-            over -= len(pieces[at])
-            pieces[at] = b""
-    return b"".join(pieces)
 
 
 def _encoded(pairs: dict[str, str]) -> bytes:

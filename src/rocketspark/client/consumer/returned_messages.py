@@ -16,6 +16,7 @@ from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import INNER_GROUP, Instance
+from rocketspark.client.consumer.consumer_options import ATTEMPTS_MAX
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
@@ -32,6 +33,8 @@ FIRST_RETRY_LEVEL = 3
 IN_FLIGHT_MAX = 64
 # Attempts are over: as the group's dead letter.
 DEAD_LETTER = -1
+# Room for the properties that a broker adds.
+BROKERS_BYTES = 512
 _FORM_OF_BODY = sysflags.COMPRESSED | sysflags.COMPRESSION_MASK
 
 
@@ -189,6 +192,11 @@ class ReturnedMessages:
         if attempts_max is not None:
             pairs[properties.MAX_RECONSUME_TIMES] = str(attempts_max)
         pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
+        # As they came: a value that another client let in keeps no message here.
+        stored = properties.of_pairs({k.encode(): v.encode() for k, v in pairs.items()})
+        if times > (ATTEMPTS_MAX if attempts_max is None else attempts_max):
+            # A dead letter: the broker adds some of its own.
+            stored = properties.fitted(stored, properties.BYTES_MAX - BROKERS_BYTES)
         queue = (await self._instance.routes.find_write_queues(topic))[0]
         address = await self._instance.routes.find_master(queue)
         header = SendHeader(
@@ -199,8 +207,7 @@ class ReturnedMessages:
             sys_flag=message.sys_flag & _FORM_OF_BODY if message.body_error is not None else 0,
             born_time_ms=int(machine.time() * 1000),
             flag=message.flag,
-            # As they came: a value that another client let in keeps no message here.
-            properties=properties.of_pairs({k.encode(): v.encode() for k, v in pairs.items()}).decode(),
+            properties=stored.decode(),
             reconsume_times=times,
             max_reconsume_times=attempts_max,
             unit_mode=self._instance.unit_mode,

@@ -121,6 +121,24 @@ def without(stored: bytes, names: Collection[bytes]) -> bytes:
     return b"".join([piece + b"\x02" for piece in pieces])
 
 
+# What tells a message from others.
+_KEPT = frozenset(name.encode() for name in (UNIQUE_ID, RETRY_TOPIC, ORIGIN_MESSAGE_ID))
+
+
+def fitted(stored: bytes, bytes_max: int) -> bytes:
+    """Return the properties of a dead letter, without the longest ones if they are longer than `bytes_max` together."""
+    over = len(stored) - bytes_max
+    if over <= 0:
+        return stored
+    pieces = [piece + b"\x02" for piece in stored.split(b"\x02") if piece]
+    weights = [(piece.partition(b"\x01")[0] not in _KEPT, len(piece)) for piece in pieces]
+    for at in sorted(range(len(pieces)), key=weights.__getitem__, reverse=True):
+        if over > 0:
+            over -= len(pieces[at])
+            pieces[at] = b""
+    return b"".join(pieces)
+
+
 def with_value(stored: bytes, name: bytes, value: bytes) -> bytes:
     """Return a stored text in which one property has this value; it stands at the end."""
     return b"%b%b\x01%b\x02" % (without(stored, (name,)), name, value)

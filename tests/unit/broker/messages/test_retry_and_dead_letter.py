@@ -158,4 +158,4 @@ def test_a_dead_letter_has_room_whatever_it_holds(long: str) -> None:
     plan = retry_and_dead_letter.route(stored(many), "G", delay_level=-1, max_times=16)
     assert properties.BYTES_MAX - 7 < len(plan.stored) <= properties.BYTES_MAX
     assert plan.properties["RETRY_TOPIC"] == "T"
-    assert retry_and_dead_letter.fitted(text, len(text)) is text
+    assert properties.fitted(text, len(text)) is text

@@ -238,3 +238,25 @@ async def test_what_another_client_let_into_a_property_keeps_no_message_here() -
             await until(lambda: fake.broker.sends)
         sent = fake.broker.sends[0]
         assert properties.decode(sent.properties)["a"] == "b\x01c"
+
+
+@pytest.mark.shows("mended: a message without room for a retry's properties held its consumer up for ever")
+@in_loop
+async def test_a_message_without_room_for_a_retry_is_a_dead_letter_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that leaves no property out itself, as RocketMQ's."""
+    monkeypatch.setattr("rocketspark.client.consumer.returned_messages.AGAIN_S", 0.001)
+    async with Fake(t=1) as fake:
+        fake.broker.put("t", 0, b"bad", f"UNIQ_KEY\x01u\x02k\x01{'x' * 32_700}\x02short\x01s\x02")
+        fake.broker.rules[SEND_BACK] = lambda header, body: (13, "too long")
+        fake.broker.rules[RequestCode.SEND_MESSAGE_V2] = lambda header, body: (
+            (13, "too long") if len(header.properties) > properties.BYTES_MAX - 300 else None
+        )
+        attempts: list[int] = []
+        async with consumer(fake, lambda m: bool(attempts.append(m.reconsume_times)), max_reconsume_times=2):
+            await until(lambda: fake.broker.sends)
+        # This broker makes no dead letters: what it took is there to be read again.
+        assert (fake.broker.offsets["g", "t", 0], attempts[:3]) == (1, [0, 1, 2])
+        sent = fake.broker.sends[0]
+        assert (sent.topic, sent.reconsume_times) == ("%RETRY%g", 3)
+        pairs = properties.decode(sent.properties)
+        assert (pairs["UNIQ_KEY"], pairs["short"], pairs["RETRY_TOPIC"], "k" in pairs) == ("u", "s", "t", False)
