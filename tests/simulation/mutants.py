@@ -142,20 +142,20 @@ TABLE: dict[str, Planted] = {
     ),
     "a_rollback_commits": Planted(
         "transactions end one way",
-        "broker/messages/transactions.py",
+        "broker/messages/transactions/transactions.py",
         "        if outcome == sysflags.TRANSACTION_COMMIT:\n            end = self._commit(half, known.position)\n",
         "        if outcome:\n            end = self._commit(half, known.position)\n",
         shape=ALONE,
     ),
     "nobody_is_asked_how_it_ended": Planted(
         "transactions end one way",
-        "broker/messages/transactions.py",
+        "broker/messages/transactions/transaction_checks.py",
         "        return now - half.since_ms >= max(",
         "        return now - half.since_ms >= 1 << 50 + max(",
     ),
     "a_commit_is_not_remembered": Planted(
         "transactions end one way",
-        "broker/messages/transactions.py",
+        "broker/messages/transactions/transactions.py",
         "        self._open.pop(key, None)\n        self._op_messages.add(known.queue_offset)\n        if known.aside:",
         "        if known.aside:",
     ),

@@ -130,7 +130,7 @@ ALIKE = {
     "store/replica.py ReplaceBreakWithContinue break 5",
     "store/readonly/read_only_files.py ReplaceComparisonOperator_Lt_LtE while done < len(target): 1",
     # The rest of the loop has nothing to do: what was due is cleared.
-    "broker/messages/transactions.py ReplaceBreakWithContinue break 2",
+    "broker/messages/transactions/transaction_checks.py ReplaceBreakWithContinue break 2",
     # One piece is joined to itself.
     "store/index/index_service.py ReplaceComparisonOperator_Gt_GtE if len(self._ready) > 1: 1",
     # Imports for types alone work as well when they are made.
@@ -160,9 +160,9 @@ ALIKE = {
     # The next row begins behind a hole then, which ends the read.
     "store/get_message.py ReplaceBreakWithContinue break 7",
     # The general way leaves the same bytes.
-    "broker/messages/half_batch_records.py ReplaceComparisonOperator_NotEq_Eq"
+    "broker/messages/transactions/half_batch_records.py ReplaceComparisonOperator_NotEq_Eq"
     " if stored[first : first + size] != text: 1",
-    "broker/messages/half_batch_records.py ReplaceComparisonOperator_LtE_Lt"
+    "broker/messages/transactions/half_batch_records.py ReplaceComparisonOperator_LtE_Lt"
     " return shape if shape.properties_bytes <= properties.BYTES_MAX else None 1",
 }
 # What is compiled is kept, and never taken for that of a change made within the same second.

@@ -17,14 +17,14 @@ from rocketspark.broker.consumers.light_offsets import USUAL, OffsetFiles
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.consumers.readers_anew import FILE_NAME as READERS_ANEW
 from rocketspark.broker.consumers.subscription_groups import SubscriptionGroups
-from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages, encode_delay_offsets
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.parts import Messages, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.ordered import OrderedPops

@@ -15,7 +15,7 @@ from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.left_messages import LeftMessages

@@ -39,9 +39,9 @@ from rocketspark.broker.handlers.recall_message import TimerHandler
 from rocketspark.broker.handlers.reply_message import ReplyHandler
 from rocketspark.broker.handlers.send_message import SendHandler
 from rocketspark.broker.lite.parts import LiteTopics
-from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import PutMessage
 from rocketspark.broker.messages.send_rules import MessageSettings
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.broker.messages.unpark_message import delivery
 from rocketspark.broker.operations.clock_watch import WATCH_S, ClockWatch
 from rocketspark.broker.operations.fast_failure import FastFailure

@@ -327,6 +327,10 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         """
         self.log.mapped_files.maps.advise(self.log.mapped_files, scattered=not on)
 
+    def flush_each(self, on: bool) -> None:
+        """Set whether each message is flushed by itself, so that the log is kept in pages that a flush writes fast."""
+        self.log.flushed_by_message = on
+
     def make_batch_topic(self, topic: str) -> None:
         """Make a topic's queues batch queues (queue.type=BatchCQ).
 

@@ -16,9 +16,10 @@ from tests.support.stand_ins import like
 from rocketspark import machine
 from rocketspark.broker import server
 from rocketspark.broker.handlers import send_message as send_handler
-from rocketspark.broker.messages import op_messages, put_message, send_rules
+from rocketspark.broker.messages import put_message, send_rules
 from rocketspark.broker.messages.quarantine import Quarantine
 from rocketspark.broker.messages.send_rules import MessageSettings, SendRules
+from rocketspark.broker.messages.transactions import op_messages
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage.json_tables import JsonFile
 from rocketspark.protocol import frames

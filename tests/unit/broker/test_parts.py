@@ -149,6 +149,8 @@ class Disk:
         if [position] != self.shown[-1:]:
             self.shown.append(position)
 
+    def flush_each(self, on: bool) -> None: ...
+
     def flush_log(self) -> int:
         upto = self.written_position
         self.gate.wait(120)

@@ -146,3 +146,27 @@ def test_where_the_kernel_cannot_appends_go_on(make_store: Any, files: Noting, m
     assert files.noted
     assert not OsFiles.populate(files, mmap.mmap(-1, PAGE), 0, PAGE)
     send_batch(store)
+
+
+@pytest.mark.shows("under SYNC_FLUSH one message is flushed as a page, not as all that the kernel read ahead around it")
+def test_where_each_message_is_flushed_the_file_that_is_written_is_not_read_ahead(make_store: Any) -> None:
+    store = make_store(log_file_bytes=MIB)
+    advised: list[tuple[int | None, bool]] = []
+    maps, advise = store.log.mapped_files.maps, store.log.mapped_files.maps.advise
+
+    def noting(mapped_files: Any, *, scattered: bool, start: int | None = None) -> None:
+        advised.append((start, scattered))
+        advise(mapped_files, scattered=scattered, start=start)
+
+    maps.advise = noting
+    send_batch(store)
+    assert advised == []
+    store.flush_each(True)
+    while store.log.base < 2 * MIB:
+        send_batch(store)
+    # Each file from the next one on; the one before is read as others again.
+    begin = advised[0][0]
+    expected = [(begin, True)]
+    for start in range((begin or 0) + MIB, 2 * MIB + 1, MIB):
+        expected += [(start - MIB, False), (start, True)]
+    assert (advised, store.log.mapped_files.scattered) == (expected, False)

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rocketspark import machine
-from rocketspark.broker.messages.half_batches import too_many
-from rocketspark.broker.messages.half_messages import HALF_GONE
 from rocketspark.broker.messages.put_message import AcceptedBatch, FixedFields, pairs_of
 from rocketspark.broker.messages.send_rules import illegal, items_of
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions.half_batches import too_many
+from rocketspark.broker.messages.transactions.half_messages import HALF_GONE
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.replication.waits import Durability
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ServerError

@@ -354,8 +354,9 @@ class PutMessage:
         placed = self._append_run(messages, int(machine.time() * 1000), born_host)
         self.stored()
         if self._awaited or self._listeners or self._long_polling.keeps_recent:
-            for message in messages[: len(placed)]:
-                self._long_polling.mark(message[0].name, message[0].queue_id)
+            grown = ((message[0].name, message[0].queue_id) for message in messages[: len(placed)])
+            for name, queue_id in grown if self._listeners else dict.fromkeys(grown):
+                self._long_polling.mark(name, queue_id)
         return placed
 
     @property

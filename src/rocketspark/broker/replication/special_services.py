@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from rocketspark.broker.messages.schedule_messages import Deliver, ScheduleMessages
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.pop.lifecycle import PopLifecycle
 from rocketspark.errors import RocketSparkError, StoreUnwritable
 

@@ -58,6 +58,8 @@ class FlushService:
         self._store = store
         self._arrivals = arrivals
         self._shows_flushed = False
+        self._shown_end = 0
+        self._is_asked_for = False
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._waiting_count = 0
         self._wanted, self._queues_wanted, self._stop_wanted = (machine.Event() for _ in range(3))
@@ -118,14 +120,23 @@ class FlushService:
         if only == self._shows_flushed or arrivals is None:
             return
         self._shows_flushed = only
-        self._store.show_flushed(self._store.flushed_position if only else None)
+        self._shown_end = self._store.flushed_position
+        self._store.show_flushed(self._shown_end if only else None)
+        self._store.flush_each(only)
         arrivals.show_soon = self._flush_soon if only else lambda: None
         arrivals.keep_recent("unflushed", only)
         arrivals.shown(self._store.shown_end)
         self._wanted.set()
 
     def _flush_soon(self) -> None:
-        if not self._wanted.is_set():
+        # At the end of the turn: most of what is stored waits for its flush, and asks for it by itself.
+        if not self._is_asked_for and self._loop is not None:
+            self._is_asked_for = True
+            self._loop.call_soon(self._flush_unseen)
+
+    def _flush_unseen(self) -> None:
+        self._is_asked_for = False
+        if not self._waiting:
             self._wanted.set()
 
     def _thinned(self) -> None:
@@ -135,12 +146,15 @@ class FlushService:
 
     def _release(self, flushed: int) -> None:
         # Before the sends are answered: who was answered may read what was sent.
-        if self._shows_flushed and self._arrivals is not None:
+        if self._shows_flushed and self._arrivals is not None and flushed > self._shown_end:
+            self._shown_end = flushed
             self._store.show_flushed(flushed)
             self._arrivals.shown(self._store.shown_end)
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
             self._answer_first(True)
+        if self._shows_flushed and not waiting and self._store.written_position > flushed:
+            self._wanted.set()
         self._thinned()
         if not waiting and self._sweeper is not None:
             self._sweeper.cancel()
@@ -164,6 +178,7 @@ class FlushService:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
 
     def _flush_forever(self) -> machine.Steps:
+        told = -1
         while not self._stopping and self.failed is None:
             yield self._wanted, self._interval_s
             self._wanted.clear()
@@ -175,7 +190,8 @@ class FlushService:
                 yield self._stop_wanted, RETRY_S
                 continue
             self._mended("the log")
-            if self._waiting or self._shows_flushed:
+            if self._waiting or (self._shows_flushed and flushed != told):
+                told = flushed
                 self._tell(self._release, flushed)
 
     def _flush_queues_forever(self) -> machine.Steps:

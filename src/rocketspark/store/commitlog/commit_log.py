@@ -82,6 +82,10 @@ class CommitLog:
         # master for them.
         self.doubtful: dict[int, int] = {}
         self._names_new = True
+        # True where each message is flushed by itself. Of a file that is read ahead the kernel keeps up to 2 MiB as one
+        # page, and writes all of it for one message: 4 ms instead of 0.5.
+        self.flushed_by_message = False
+        self._in_small_pages: int | None = None
         self._populated = 0
         self._populate_from = 0
         # Bytes that `put` wrote by calls since pages were prepared last.
@@ -129,8 +133,17 @@ class CommitLog:
                 self._add(start)
             self.map = mapped_files.get(start).view
             self.base = start
+            if self.flushed_by_message and self._in_small_pages != start:
+                self._use_small_pages(start)
             need = max(size + BLANK_BYTES_MIN, RESERVE_STEP_BYTES)
             self.limit = mapped_files.reserve(at, need) - BLANK_BYTES_MIN
+
+    def _use_small_pages(self, start: int) -> None:
+        mapped_files, before = self.mapped_files, self._in_small_pages
+        if before in mapped_files.starts:
+            mapped_files.maps.advise(mapped_files, scattered=mapped_files.scattered, start=before)
+        mapped_files.maps.advise(mapped_files, scattered=True, start=start)
+        self._in_small_pages = start
 
     def put(self, position: int, records: memoryview) -> None:
         """Write records at a position where there is room. Raises StoreUnwritable; no reader finds them then.

@@ -58,14 +58,15 @@ class MappedFiles:
             mapped_files.recent = (start, found)
             return found
 
-    def advise(self, mapped_files: MappedFileQueue, *, scattered: bool) -> None:
+    def advise(self, mapped_files: MappedFileQueue, *, scattered: bool, start: int | None = None) -> None:
         """Set whether the files of a row are read `scattered` (see `OsFiles.map`), also for those that are mapped
-        already.
+        already; `start`: one of these alone.
         """
         with self._lock:
-            mapped_files.scattered = scattered
-            for (row, _), mapped in self._maps.items():
-                if row is mapped_files:
+            if start is None:
+                mapped_files.scattered = scattered
+            for (row, begin), mapped in self._maps.items():
+                if row is mapped_files and start in (None, begin):
                     mapped.map.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
 
     def drop(self, mapped_files: MappedFileQueue, start: int) -> MappedFile | None:

@@ -18,17 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.live.support import until
 from tests.support.stand_ins import like
-from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
+from tests.unit.broker.messages.transactions.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.handlers import end_transaction
 from rocketspark.broker.handlers.end_transaction import EndedRange, HalfRanges
-from rocketspark.broker.messages import half_batches, op_messages, put_message, transactions
-from rocketspark.broker.messages.half_batch_records import HalfShape
-from rocketspark.broker.messages.half_messages import HALF_GONE, CheckLimits
+from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions import half_batches, op_messages, transactions
+from rocketspark.broker.messages.transactions.half_batch_records import HalfShape
+from rocketspark.broker.messages.transactions.half_messages import HALF_GONE, CheckLimits
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.errors import ServerError, StoreUnwritable
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import batch

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.half_messages import (
+from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.transactions.half_messages import (
     KIND,
     READ_COUNT,
     HalfMessage,
@@ -18,8 +19,7 @@ from rocketspark.broker.messages.half_messages import (
     is_commit,
     quarantine_name,
 )
-from rocketspark.broker.messages.op_messages import OpMessages
-from rocketspark.broker.messages.quarantine import Quarantine
+from rocketspark.broker.messages.transactions.op_messages import OpMessages
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.message import properties, sysflags

@@ -12,8 +12,8 @@ from collections.abc import Generator
 import numpy as np
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.half_messages import READ_COUNT, HalfMessages
 from rocketspark.broker.messages.put_message import PutMessage
+from rocketspark.broker.messages.transactions.half_messages import READ_COUNT, HalfMessages
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RecordError
 from rocketspark.model.limited_log import LimitedLog

@@ -19,11 +19,11 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.connected_clients import ConnectedClient, ConnectedClients
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encode_offsets
 from rocketspark.broker.consumers.long_polling import LongPolling
-from rocketspark.broker.messages import op_messages, transaction_recovery, transactions
-from rocketspark.broker.messages.half_messages import CheckLimits, HalfMessage
 from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.transactions import Transactions
+from rocketspark.broker.messages.transactions import op_messages, transaction_recovery, transactions
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits, HalfMessage
+from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import JsonFile, now_ms
 from rocketspark.errors import ServerError

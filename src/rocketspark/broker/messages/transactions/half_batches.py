@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 
 from rocketspark import machine
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.half_batch_records import (
+from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
+from rocketspark.broker.messages.send_rules import HALF_NAMES_MAX, layout_of
+from rocketspark.broker.messages.transactions.half_batch_records import (
     HalfForm,
     HalfShape,
     Rest,
@@ -30,9 +32,7 @@ from rocketspark.broker.messages.half_batch_records import (
     half_form,
     shape_of,
 )
-from rocketspark.broker.messages.half_messages import immunity_ms_of
-from rocketspark.broker.messages.put_message import AcceptedBatch, PutMessage, pairs_of
-from rocketspark.broker.messages.send_rules import HALF_NAMES_MAX, layout_of
+from rocketspark.broker.messages.transactions.half_messages import immunity_ms_of
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
 from rocketspark.broker.statistics.stats import Stats, count_all
 from rocketspark.errors import ServerError

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.broker.messages import test_transactions
-from tests.unit.broker.messages.test_half_batches import NOW_MS, end_all, item
-from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
+from tests.unit.broker.messages.transactions import test_transactions
+from tests.unit.broker.messages.transactions.test_half_batches import NOW_MS, end_all, item
+from tests.unit.broker.messages.transactions.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 from tests.unit.store.fuzz import FailingFiles
 
 from rocketspark.broker.handlers.end_transaction import HalfRanges

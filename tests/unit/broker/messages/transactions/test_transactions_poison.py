@@ -12,14 +12,14 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig, check_round
+from tests.unit.broker.messages.transactions.test_transactions import BORN, COMMIT, ROLLBACK, Rig, check_round
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import half_messages, transactions
 from rocketspark.broker.messages import put_message as put_message_module
-from rocketspark.broker.messages.half_messages import CheckLimits
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
+from rocketspark.broker.messages.transactions import half_messages, transactions
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.message import properties, record

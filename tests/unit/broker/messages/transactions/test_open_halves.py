@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.broker.messages.test_half_batches import NOW_MS, item
-from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
+from tests.unit.broker.messages.transactions.test_half_batches import NOW_MS, item
+from tests.unit.broker.messages.transactions.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark.broker.handlers.end_transaction import HalfRanges
-from rocketspark.broker.messages.half_batches import ROWS_OF_ONE, RUN_WEIGHT
-from rocketspark.broker.messages.half_messages import CheckLimits
+from rocketspark.broker.messages.transactions.half_batches import ROWS_OF_ONE, RUN_WEIGHT
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.errors import ServerError
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import batch

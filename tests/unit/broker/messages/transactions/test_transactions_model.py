@@ -20,13 +20,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.stand_ins import like
-from tests.unit.broker.messages.test_transactions import BORN, COMMIT, ROLLBACK, Rig
+from tests.unit.broker.messages.transactions.test_transactions import BORN, COMMIT, ROLLBACK, Rig
 
 from rocketspark import machine
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages import op_messages, put_message, transactions
-from rocketspark.broker.messages.half_messages import CheckLimits
+from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
+from rocketspark.broker.messages.transactions import op_messages, transactions
+from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
 
