@@ -215,11 +215,11 @@ _PIECE = re.compile(
     r"""|(?:(?!(?<!\w)[rR]['"])[^'"`;/-])+|.""",
     re.DOTALL,
 )
-_IN_COMMENT = re.compile(r"/\*|\*/")
+_IN_COMMENT = re.compile(r"/\*(?!\+)|\*/")
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Return the pieces of a text, each with its place: texts, names and comments are whole."""
+    """Return the pieces of a text, each with its place: texts, names and comments are whole. Raises ConfigError."""
     at = 0
     while piece := _PIECE.match(text, at):
         end = _comment_end(text, at) if piece[0] == "/*" else piece.end()
@@ -253,18 +253,20 @@ def _without_comments(statement: str) -> str:
     """Return a statement with its lines where they were; hints to Spark, which look like comments, stay."""
     pieces = (said for _, said in _pieces(statement))
     return "".join(
-        " " + "\n" * said.count("\n") if said.startswith(("--", "/*")) and said[2:3] != "+" else said for said in pieces
+        " " + "\n" * said.count("\n") if said.startswith(("--", "/*")) and said[:3] != "/*+" else said for said in pieces
     )
 
 
 def _comment_end(text: str, start: int) -> int:
-    """Return where a comment ends that begins there: comments may hold others."""
-    depth = 0
-    for mark in _IN_COMMENT.finditer(text, start):
+    """Return where a comment or a hint ends that begins there: comments may hold others. Raises ConfigError."""
+    depth = 1
+    for mark in _IN_COMMENT.finditer(text, start + 2):
         depth += 1 if mark[0] == "/*" else -1
         if not depth:
             return mark.end()
-    return len(text)
+    # Spark refuses it too: what follows would be left out, and nobody told.
+    line = text.count("\n", 0, start) + 1
+    raise ConfigError(f"line {line}: a comment begins that nothing ends; one in it needs an end of its own")
 
 
 def _add(plan: SqlPlan, tree: Any) -> None:
