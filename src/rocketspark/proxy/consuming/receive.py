@@ -331,13 +331,14 @@ class Receives:
         kept = {one.pairs[RECEIPT_HANDLE] for one in right}
         wrong = {handle: _held(wanted, one) for one in found if (handle := one.pairs[RECEIPT_HANDLE]) not in kept}
         good: list[Popped] = []
-        dead: list[tuple[Held, str]] = []
+        dead: dict[str, tuple[Held, str]] = {}
         for one in right:
-            if one.record.reconsume_times >= wanted.attempts_max:
-                dead.append((_held(wanted, one), _message_id(one)))
-            else:
+            if one.record.reconsume_times < wanted.attempts_max:
                 good.append(one)
-        self._calls.put_aside(list(wrong.values()), dead)
+            elif (handle := one.pairs[RECEIPT_HANDLE]) not in dead:
+                # A broker makes a dead letter of the whole record.
+                dead[handle] = _held(wanted, one), _message_id(one)
+        self._calls.put_aside(list(wrong.values()), list(dead.values()))
         return good
 
     async def _deliver(self, call: Call, wanted: Wanted, found: list[Popped]) -> None:

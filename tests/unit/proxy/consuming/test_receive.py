@@ -110,12 +110,29 @@ def test_a_stored_batch_that_comes_again_gives_its_handle_to_each_message() -> N
     assert [(one.record.body, one.handle.encode()) for one in found] == [(b"a", f"{own} 400"), (b"b", f"{own} 400")]
 
 
-def test_a_batch_is_acknowledged_for_its_tags_only_if_none_of_its_messages_is_wanted() -> None:
-    def whole(offset: int, *tags: bytes) -> bytes:
-        inner = batch.encode([batch.BatchItem(0, tag, b"TAGS\x01%b\x02" % tag) for tag in tags])
-        flags = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
-        return stored(offset, body=inner, sys_flag=flags, properties=b"INNER_BASE\x01%d\x02" % offset)
+def whole(offset: int, *tags: bytes, **fields: object) -> bytes:
+    inner = batch.encode([batch.BatchItem(0, tag, b"TAGS\x01%b\x02" % tag) for tag in tags])
+    flags = sysflags.INNER_BATCH | sysflags.NEED_UNWRAP
+    return stored(offset, body=inner, sys_flag=flags, properties=b"INNER_BASE\x01%d\x02" % offset, **fields)
 
+
+@pytest.mark.shows("mended: a batch of 32,767 messages stored as one record held a proxy up for seconds")
+def test_a_batch_without_attempts_left_becomes_a_dead_letter_once() -> None:
+    told = PopReply(start_offsets="0 1 5", message_offsets="0 1 5,8,9")
+    records = (
+        whole(5, b"x", b"y", b"x", reconsume_times=3)
+        + whole(8, b"x", reconsume_times=2)
+        + whole(9, b"x", b"x", reconsume_times=3)
+    )
+    calls = mock.Mock()
+    wanted = mock.Mock(filter=subscribe("T", "x"), attempts_max=3, group="G", topic="T")
+    good = Receives._sifted(mock.Mock(_calls=calls), wanted, popped(told, records, "broker-a"))
+    assert [one.handle.queue_offset for one in good] == [8]
+    [(wrong, dead)] = [call.args for call in calls.put_aside.call_args_list]
+    assert (wrong, [held.handle.queue_offset for held, _ in dead]) == ([], [5, 9])
+
+
+def test_a_batch_is_acknowledged_for_its_tags_only_if_none_of_its_messages_is_wanted() -> None:
     told = PopReply(start_offsets="0 1 5", message_offsets="0 1 5,7,9")
     found = popped(told, whole(5, b"x", b"y") + whole(7, b"z", b"y") + whole(9, b"y"), "broker-a")
     calls = mock.Mock()

@@ -253,7 +253,8 @@ def _without_comments(statement: str) -> str:
     """Return a statement with its lines where they were; hints to Spark, which look like comments, stay."""
     pieces = (said for _, said in _pieces(statement))
     return "".join(
-        " " + "\n" * said.count("\n") if said.startswith(("--", "/*")) and said[:3] != "/*+" else said for said in pieces
+        " " + "\n" * said.count("\n") if said.startswith(("--", "/*")) and said[:3] != "/*+" else said
+        for said in pieces
     )
 
 

