@@ -26,7 +26,7 @@ from rocketspark.broker.handlers import end_transaction
 from rocketspark.broker.handlers.end_transaction import EndedRange, HalfRanges
 from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
-from rocketspark.broker.messages.transactions import half_batches, op_messages, transactions
+from rocketspark.broker.messages.transactions import half_batches, op_messages, transaction_checks, transactions
 from rocketspark.broker.messages.transactions.half_batch_records import HalfShape
 from rocketspark.broker.messages.transactions.half_messages import HALF_GONE, CheckLimits
 from rocketspark.broker.messages.transactions.transactions import Transactions
@@ -77,7 +77,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stop_clocks(patch: pytest.MonkeyPatch, now_ms: Callable[[], int]) -> None:
-    for module in (transactions, op_messages, end_transaction):
+    for module in (transactions, transaction_checks, op_messages, end_transaction):
         patch.setattr(module, "now_ms", now_ms)
     patch.setattr(put_message, "machine", like(machine, time=lambda: now_ms() / 1000))
     patch.setattr(half_batches, "machine", like(machine, time=lambda: now_ms() / 1000))
@@ -556,7 +556,7 @@ def test_a_long_immunity_keeps_none_longer_than_messages_are_kept(rigs: Callable
 def test_those_that_are_not_due_are_looked_at_a_part_at_a_time(
     rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 1)
+    monkeypatch.setattr(transaction_checks, "CHECKS_AT_ONCE", 1)
 
     async def main() -> None:
         rig = rigs()
@@ -826,7 +826,7 @@ def test_a_clock_that_was_ahead_at_the_start_puts_no_refresh_off(
     rigs: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else half messages nobody can be asked about stay far behind, and a start looks through the log since then."""
-    monkeypatch.setattr(transactions, "REFRESH_BYTES", 1000)
+    monkeypatch.setattr(transaction_checks, "REFRESH_BYTES", 1000)
     now = [NOW_MS + 86_400_000]
     stop_clocks(monkeypatch, lambda: now[0])
 
@@ -835,7 +835,7 @@ def test_a_clock_that_was_ahead_at_the_start_puts_no_refresh_off(
         items = [item(f"K{i}", b"b" * 100) for i in range(30, 70)]
         HalfRanges(rig.transactions).prepare("T", 0, batch.encode(items), 4, NOW_MS, BORN)
         rig.clients.producers.clear()
-        for now[0], stored in ((NOW_MS, 40), (NOW_MS + transactions.REFRESH_INTERVAL_MS, 80)):
+        for now[0], stored in ((NOW_MS, 40), (NOW_MS + transaction_checks.REFRESH_INTERVAL_MS, 80)):
             rig.transactions._check_all()
             await asyncio.sleep(0)
             assert rig.store.queue_range(topic_names.HALF_TOPIC, 0) == (0, stored)

@@ -21,7 +21,7 @@ from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets, encod
 from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.messages.put_message import FixedFields, PutMessage, pairs_of
 from rocketspark.broker.messages.schedule_messages import ScheduleMessages
-from rocketspark.broker.messages.transactions import op_messages, transaction_recovery, transactions
+from rocketspark.broker.messages.transactions import op_messages, transaction_checks, transaction_recovery
 from rocketspark.broker.messages.transactions.half_messages import CheckLimits, HalfMessage
 from rocketspark.broker.messages.transactions.transactions import Transactions
 from rocketspark.broker.statistics.stats import Stats
@@ -338,8 +338,8 @@ def test_those_nobody_can_be_asked_about_are_stored_anew_once_the_log_is_far_ahe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        monkeypatch.setattr(transactions, "REFRESH_BYTES", 1000)
-        monkeypatch.setattr(transactions, "REFRESH_INTERVAL_MS", 0)
+        monkeypatch.setattr(transaction_checks, "REFRESH_BYTES", 1000)
+        monkeypatch.setattr(transaction_checks, "REFRESH_INTERVAL_MS", 0)
         rig = Rig(tmp_path)
         half = rig.prepare("K")
         rig.clients.producers.clear()
@@ -414,8 +414,8 @@ def test_a_round_of_checks_leaves_turns_to_others(
     """Large messages are fewer in a turn: each is stored anew, and lies in memory until it has left."""
 
     async def main() -> None:
-        monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 4)
-        monkeypatch.setattr(transactions, "_BYTES_PER_LOOK", 1024)
+        monkeypatch.setattr(transaction_checks, "CHECKS_AT_ONCE", 4)
+        monkeypatch.setattr(transaction_checks, "_BYTES_PER_LOOK", 1024)
         rig = Rig(tmp_path)
         for number in range(10):
             rig.prepare(f"K{number}", bytes(body_bytes))
@@ -434,7 +434,7 @@ def test_a_round_of_checks_leaves_turns_to_others(
 
 def test_nobody_is_asked_any_more_once_checks_have_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(transactions, "CHECKS_AT_ONCE", 4)
+        monkeypatch.setattr(transaction_checks, "CHECKS_AT_ONCE", 4)
         rig = Rig(tmp_path)
         for number in range(10):
             rig.prepare(f"K{number}")

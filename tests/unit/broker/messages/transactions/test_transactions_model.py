@@ -26,7 +26,7 @@ from rocketspark import machine
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
-from rocketspark.broker.messages.transactions import op_messages, transactions
+from rocketspark.broker.messages.transactions import op_messages, transaction_checks, transactions
 from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.errors import ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
@@ -68,8 +68,8 @@ class Machine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.patch = pytest.MonkeyPatch()
         self.now = START_MS
-        self.patch.setattr(transactions, "now_ms", lambda: self.now)
-        self.patch.setattr(op_messages, "now_ms", lambda: self.now)
+        for module in (op_messages, transaction_checks, transactions):
+            self.patch.setattr(module, "now_ms", lambda: self.now)
         self.patch.setattr(put_message, "machine", like(machine, time=lambda: self.now / 1000))
         self.root = Path(tempfile.mkdtemp())
         self.state: dict[str, str] = {}

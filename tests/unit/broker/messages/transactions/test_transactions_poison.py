@@ -18,7 +18,7 @@ from rocketspark.broker import topic_names
 from rocketspark.broker.messages import put_message as put_message_module
 from rocketspark.broker.messages.put_message import FixedFields, pairs_of
 from rocketspark.broker.messages.timers.timer_rules import TimerRules
-from rocketspark.broker.messages.transactions import half_messages, transactions
+from rocketspark.broker.messages.transactions import half_messages, transaction_checks, transactions
 from rocketspark.broker.messages.transactions.half_messages import CheckLimits
 from rocketspark.errors import RecordError, ServerError
 from rocketspark.protocol.headers import EndTransactionHeader
@@ -475,7 +475,7 @@ async def test_one_that_came_while_the_clock_was_ahead_is_checked_when_it_is_rig
     with mock.patch.object(transactions, "now_ms", return_value=now + 86_400_000):
         prepare(rig, "K")
     for ms, asked in ((0, []), (59_999, []), (60_000, ["K"])):
-        with mock.patch.object(transactions, "now_ms", lambda ms=ms: now + ms):
+        with mock.patch.object(transaction_checks, "now_ms", lambda ms=ms: now + ms):
             check_round(rig)
         assert rig.producer.asked == asked
     rig.transactions.stop()
