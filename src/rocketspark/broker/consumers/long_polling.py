@@ -231,7 +231,8 @@ class LongPolling:
         for key, end in recent.items():
             topic, queue_id = key
             if end > position:
-                self._recent[key] = end
+                # A listener may have stored more meanwhile.
+                self._recent.setdefault(key, end)
             if topic in self.listeners:
                 self._tell(topic, queue_id)
             self.light_arrived(topic)

@@ -178,7 +178,6 @@ class FlushService:
             self._sweeper = self._loop.call_later(self._waiting[0][1] - now, self._time_out)
 
     def _flush_forever(self) -> machine.Steps:
-        told = -1
         while not self._stopping and self.failed is None:
             yield self._wanted, self._interval_s
             self._wanted.clear()
@@ -190,8 +189,7 @@ class FlushService:
                 yield self._stop_wanted, RETRY_S
                 continue
             self._mended("the log")
-            if self._waiting or (self._shows_flushed and flushed != told):
-                told = flushed
+            if self._waiting or (self._shows_flushed and flushed > self._shown_end):
                 self._tell(self._release, flushed)
 
     def _flush_queues_forever(self) -> machine.Steps:

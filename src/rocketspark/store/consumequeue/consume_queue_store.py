@@ -595,7 +595,11 @@ def offset_behind(queue: ConsumeQueue, end: int | None, log_end: int) -> int:
     low, high = queue.min, queue.next
     if end is None or end >= log_end or low >= high or _end_of(queue, high - 1, log_end) <= end:
         return high
-    return bisect_right(range(high), end, low, key=lambda offset: _end_of(queue, offset, log_end))
+    # From the end on: few messages are hidden, and those far before may not be in memory.
+    least, step = high - 1, 1
+    while least > low and _end_of(queue, least, log_end) > end:
+        least, step = max(low, least - step), 2 * step
+    return bisect_right(range(high), end, least, key=lambda offset: _end_of(queue, offset, log_end))
 
 
 def _end_of(queue: ConsumeQueue, offset: int, log_end: int) -> int:
