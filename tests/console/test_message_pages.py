@@ -176,14 +176,14 @@ def test_files_that_are_not_read_leave_room_to_others_and_end(monkeypatch: pytes
 
 
 def test_a_slow_line_gets_a_large_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "SEND_S", 0.3)
+    monkeypatch.setattr(downloads, "SEND_S", 1.5)
     monkeypatch.setattr(downloads, "PIECE_BYTES", 1)
     monkeypatch.setattr(downloads, "BYTES_PER_S_MIN", 1)
     read = bytearray()
 
     async def main() -> None:
         async def reads(message: Any) -> None:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
             read.extend(message.get("body", b""))
 
         await downloads.Download(b"ten bytes.", "f.bin", "text/plain", list)({}, reads, reads)
