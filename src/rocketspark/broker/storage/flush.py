@@ -57,8 +57,8 @@ class FlushService:
     ) -> None:
         self._store = store
         self._arrivals = arrivals
-        self._shows_flushed = False
-        self._shown_end = 0
+        # Readers see the log up to there; None: all of it.
+        self._shown_end: int | None = None
         self._is_asked_for = False
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._waiting_count = 0
@@ -117,16 +117,20 @@ class FlushService:
         it would pass over these, which may have been acknowledged.
         """
         arrivals = self._arrivals
-        if only == self._shows_flushed or arrivals is None:
+        if only == (self._shown_end is not None) or arrivals is None:
             return
-        self._shows_flushed = only
-        self._shown_end = self._store.flushed_position
-        self._store.show_flushed(self._shown_end if only else None)
+        self._shown_end = self._store.flushed_position if only else None
+        self._store.show_flushed(self._shown_end)
         self._store.flush_each(only)
         arrivals.show_soon = self._flush_soon if only else lambda: None
         arrivals.keep_recent("unflushed", only)
         arrivals.shown(self._store.shown_end)
         self._wanted.set()
+
+    def _hides(self, flushed: int) -> bool:
+        # Read once: the loop may change it beside the flushing thread.
+        shown_end = self._shown_end
+        return shown_end is not None and flushed > shown_end
 
     def _flush_soon(self) -> None:
         # At the end of the turn: most of what is stored waits for its flush, and asks for it by itself.
@@ -146,14 +150,14 @@ class FlushService:
 
     def _release(self, flushed: int) -> None:
         # Before the sends are answered: who was answered may read what was sent.
-        if self._shows_flushed and self._arrivals is not None and flushed > self._shown_end:
+        if self._arrivals is not None and self._hides(flushed):
             self._shown_end = flushed
             self._store.show_flushed(flushed)
             self._arrivals.shown(self._store.shown_end)
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
             self._answer_first(True)
-        if self._shows_flushed and not waiting and self._store.written_position > flushed:
+        if self._shown_end is not None and not waiting and self._store.written_position > flushed:
             self._wanted.set()
         self._thinned()
         if not waiting and self._sweeper is not None:
@@ -189,7 +193,7 @@ class FlushService:
                 yield self._stop_wanted, RETRY_S
                 continue
             self._mended("the log")
-            if self._waiting or (self._shows_flushed and flushed > self._shown_end):
+            if self._waiting or self._hides(flushed):
                 self._tell(self._release, flushed)
 
     def _flush_queues_forever(self) -> machine.Steps:

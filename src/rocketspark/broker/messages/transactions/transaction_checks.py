@@ -31,6 +31,7 @@ from rocketspark.broker.messages.transactions.half_messages import (
     quarantine_name,
 )
 from rocketspark.broker.messages.transactions.op_messages import OpMessages
+from rocketspark.broker.statistics.stats import Stats
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import MessageStays, RecordError, ServerError, StoreError, TransportError
 from rocketspark.model.limited_log import LimitedLog
@@ -53,10 +54,12 @@ _BYTES_PER_LOOK = 4096
 # them: a start looks through the log from the oldest open one on.
 REFRESH_INTERVAL_MS = 600_000
 REFRESH_BYTES = 1 << 30
+# Kept of those that came alone, each with its topic; with so many all are looked up.
+ALONE_MAX = 10_000
 
 
 class TransactionChecks:
-    """The open half messages of one broker, as far as they are asked about: the base of `Transactions`."""
+    """The open half messages of one broker, and how producers are asked about them: the base of `Transactions`."""
 
     def __init__(
         self,
@@ -64,19 +67,21 @@ class TransactionChecks:
         put_message: PutMessage,
         offsets: ConsumerOffsets,
         clients: ConnectedClients,
+        stats: Stats,
         quarantine: Quarantine,
         limits: CheckLimits,
         broker_name: str,
-        make_topic: Callable[[str], object],
-        batched: BatchedHalves,
+        make_topic: Callable[[str], object] = lambda topic: None,
     ) -> None:
         self._store = store
         self._half_messages = HalfMessages(store, offsets)
+        self.check_id = self._half_messages.check_id
         self._op_messages = OpMessages(store, put_message, self._half_messages)
-        self.batched = batched
+        self.batched = BatchedHalves(store, put_message, stats, self.check_room)
         self._put_message = put_message
         self._offsets = offsets
         self._clients = clients
+        self._stats = stats
         self._quarantine = quarantine
         quarantine.retries(KIND, self._retry)
         self._broker_name = broker_name
@@ -85,12 +90,22 @@ class TransactionChecks:
         self.set_limits(limits)
         self._refreshed_ms = now_ms()
         self._open: dict[TransactionKey, HalfMessage] = {}
+        # Groups and topics of half messages that came alone.
+        self._alone: set[tuple[str, str]] = set()
         # Progress of half and op queue, to be saved once the log is on the disk up to a position.
         self._noted: tuple[int, int, int] | None = None
         self._turn = 0
 
     def _may_have_come_alone(self, group: str, topic: str) -> bool:
-        raise NotImplementedError
+        """Tell whether newer copies of a batch's half messages may have come alone, which do not replace those."""
+        return (group, topic) in self._alone or len(self._alone) >= ALONE_MAX
+
+    def check_room(self, more: int, topic: str = "", pairs: dict[bytes, bytes] | None = None) -> None:
+        """Raise ServerError 2 if this would be too many, unless the message (topic, pairs) is a copy of an open one."""
+        if len(self._open) + self.batched.runs.weight + more > self._limits.open_max:
+            key, group = ((pairs or {}).get(k, b"").decode("utf-8", "replace") for k in (b"UNIQ_KEY", b"PGROUP"))
+            if TransactionKey(key, group, topic) not in self._open:
+                raise self._limits.too_many()
 
     def set_limits(self, limits: CheckLimits) -> None:
         """Change when and how often half messages are checked; a new interval begins at once."""

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.consumers.connected_clients import ConnectedClients
-from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
-from rocketspark.broker.messages.put_message import Accepted, FixedFields, PutMessage, pairs_of
-from rocketspark.broker.messages.quarantine import Quarantine
-from rocketspark.broker.messages.transactions.half_batches import BatchedHalves, PreparedBatch
+from rocketspark.broker.messages.put_message import Accepted, FixedFields, pairs_of
+from rocketspark.broker.messages.transactions.half_batches import PreparedBatch
 from rocketspark.broker.messages.transactions.half_messages import (
     HALF_GONE,
     KIND,
-    CheckLimits,
     HalfMessage,
     TransactionKey,
     half_message,
     quarantine_name,
 )
-from rocketspark.broker.messages.transactions.transaction_checks import TransactionChecks
+from rocketspark.broker.messages.transactions.transaction_checks import ALONE_MAX, TransactionChecks
 from rocketspark.broker.messages.transactions.transaction_recovery import TransactionRecovery
 from rocketspark.broker.statistics.histograms import FINISH_BOUNDS
-from rocketspark.broker.statistics.stats import Stats, count
+from rocketspark.broker.statistics.stats import count
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import ServerError
 from rocketspark.model.histogram import Histogram
@@ -38,7 +34,6 @@ from rocketspark.protocol.headers import EndTransactionHeader
 from rocketspark.protocol.json.bodies import Quarantined
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.protocol.message.record import Record
-from rocketspark.store.store import Store
 
 log = LimitedLog("rocketspark.broker")
 
@@ -46,32 +41,12 @@ log = LimitedLog("rocketspark.broker")
 _OF_THE_HALF = frozenset(
     name.encode() for name in (properties.REAL_TOPIC, properties.REAL_QUEUE_ID, properties.RECORD_CRC)
 )
-# Kept of those that came alone, each with its topic; with so many all are looked up.
-ALONE_MAX = 10_000
 
 
 class Transactions(TransactionChecks):
     """The open half messages of one broker."""
 
-    def __init__(
-        self,
-        store: Store,
-        put_message: PutMessage,
-        offsets: ConsumerOffsets,
-        clients: ConnectedClients,
-        stats: Stats,
-        quarantine: Quarantine,
-        limits: CheckLimits,
-        broker_name: str,
-        make_topic: Callable[[str], object] = lambda topic: None,
-    ) -> None:
-        batched = BatchedHalves(store, put_message, stats, self.check_room)
-        super().__init__(store, put_message, offsets, clients, quarantine, limits, broker_name, make_topic, batched)
-        self.check_id = self._half_messages.check_id
-        self._stats = stats
-        # Groups and topics of half messages that came alone.
-        self._alone: set[tuple[str, str]] = set()
-        self._recovery: TransactionRecovery | None = None
+    _recovery: TransactionRecovery | None = None
 
     @property
     def open_count(self) -> int:
@@ -188,17 +163,6 @@ class Transactions(TransactionChecks):
     def note_ended(self, offsets: range) -> None:
         """Note that half messages which came in batches ended; `offsets`: in the half queue."""
         self._op_messages.add_all(offsets)
-
-    def _may_have_come_alone(self, group: str, topic: str) -> bool:
-        """Tell whether newer copies of a batch's half messages may have come alone, which do not replace those."""
-        return (group, topic) in self._alone or len(self._alone) >= ALONE_MAX
-
-    def check_room(self, more: int, topic: str = "", pairs: dict[bytes, bytes] | None = None) -> None:
-        """Raise ServerError 2 if this would be too many, unless the message (topic, pairs) is a copy of an open one."""
-        if len(self._open) + self.batched.runs.weight + more > self._limits.open_max:
-            key, group = ((pairs or {}).get(k, b"").decode("utf-8", "replace") for k in (b"UNIQ_KEY", b"PGROUP"))
-            if TransactionKey(key, group, topic) not in self._open:
-                raise self._limits.too_many()
 
     def end(self, h: EndTransactionHeader, *, same_topic: bool = False) -> int | None:
         """Commit or roll back; returns the physical offset that must be on disk before a commit is safe, else None.
