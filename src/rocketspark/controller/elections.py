@@ -1,172 +1,119 @@
-"""Holds elections and tells brokers the outcome. Which broker of a set is elected: `elected` in `replica_sets`.
+"""Which broker is elected master of a set of replicas, and who may be elected in its place. Pure.
 
-Rule: each change of a role is a line in the log, with its reason; each broker is told the newest master alone, and one
-that cannot be reached asks by itself.
+Rules of RocketMQ: DefaultElectPolicy, 5.5.0.
+
+The heirs are RocketSpark's own. An elected broker is alone in the in-sync set, as in RocketMQ, though it may be dead
+already, or come back with less. So those that were in sync before are kept, as `heirs`, until the elected one gave its
+word that it begins. As long as a set has heirs nobody was master since they were in sync: **each of them, unless it
+says that it may lack some of its log, holds all that was acknowledged**, and may be elected in place of the elected
+one. That is true because a set gets heirs only if its new master is a broker that takes no messages before its word was
+accepted, and loses them with that word. The word is a request for an in-sync set, even for the same one. With
+RocketMQ's brokers, which give none, a set has no heirs.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
-from rocketspark.controller import replicas_info
-from rocketspark.controller.decisions import Decisions
-from rocketspark.controller.group.entries import State
-from rocketspark.controller.live_table import Broker, LiveTable
-from rocketspark.controller.replicas_info import Decision
-from rocketspark.controller.settings import ControllerSettings
-from rocketspark.errors import RocketSparkError, ServerError
-from rocketspark.model.limited_log import LimitedLog
-from rocketspark.protocol.codes import RequestCode, ResponseCode
-from rocketspark.protocol.headers.controller import CONTROLLER_ASKS, ElectMasterHeader, ElectMasterReply
-from rocketspark.protocol.json import bodies
-from rocketspark.protocol.json.operator_bodies import SyncStateSet
-from rocketspark.transport.connections import Connections
-
-log = LimitedLog("rocketspark.controller")
+from rocketspark.controller.replica_sets import ReplicaSet
+from rocketspark.model.text import INT_MAX
 
 
-class RoleNotices:
-    """Tells brokers about new masters by one-way requests, over the controller's own `connections`."""
+class LogEnd(NamedTuple):
+    """Where a broker's log ends, as its heartbeats tell. `zone`: where the broker runs.
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+    `priority`: of two brokers whose logs end at the same place the one with the lower number is elected. Only brokers
+    of ours tell the rest. `may_lack`: its machine stopped before all was flushed, and it has not copied the rest again,
+    or its disk takes nothing now; `gives_word`: once elected, it takes no messages before the controller accepted its
+    word.
+    """
 
-    def tell(self, addresses: Iterable[str], header: ElectMasterReply, body: bytes) -> None:
-        """Send NOTIFY_BROKER_ROLE_CHANGED to brokers; an older notice that has not been sent yet is dropped."""
-        for address in addresses:
-            before = self._tasks.get(address)
-            if before is not None:
-                before.cancel()
-            task = self._tasks[address] = asyncio.create_task(self._tell(address, header, body))
-            task.add_done_callback(lambda done, a=address: self._done(a, done))  # type: ignore[misc]
-
-    def _done(self, address: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(address) is task:
-            del self._tasks[address]
-
-    async def _tell(self, address: str, header: ElectMasterReply, body: bytes) -> None:
-        try:
-            peer = await self._connections.get(address)
-            peer.oneway(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, header, body)
-        except RocketSparkError as e:
-            log.warning("broker %s was not told of its master: %s; it will ask", address, e)
-
-    async def close(self) -> None:
-        """Cancel the notices that are on their way, and close the connections."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await self._connections.close()
+    epoch: int = -1
+    offset: int = -1
+    priority: int = INT_MAX
+    zone: str = ""
+    may_lack: bool = False
+    gives_word: bool = False
 
 
-class Elections:
-    """The elections of one controller: those that brokers and operators ask for, and its own."""
+class Lives(Protocol):
+    """Tells which brokers are alive now."""
 
-    def __init__(self, settings: ControllerSettings, journal: Decisions, live: LiveTable, notices: RoleNotices) -> None:
-        self._settings = settings
-        self._journal = journal
-        self._live = live
-        self._notices = notices
-        # Elections of the controller's own, by the broker's name.
-        self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._held: set[asyncio.Task[Decision]] = set()
-        # By set and registered broker: why its last election had no result, as the log has it.
-        self._told: dict[str, dict[int, str]] = {}
+    def alive(self, cluster: str, broker_name: str, broker_id: int) -> bool:
+        """Tell whether a heartbeat of the broker came in time."""
 
-    async def hold(self, h: ElectMasterHeader, why: str) -> Decision:
-        """Elect a master, tell the brokers, and return the answer. `why`: the reason, for the log. Raises StoreError.
+    def may_live(self, cluster: str, broker_name: str, broker_id: int) -> bool:
+        """Tell whether the broker is alive, or has had no time yet to send a heartbeat since the controller started."""
 
-        If whoever asked goes away meanwhile, the brokers are told all the same.
-        """
-        task = asyncio.create_task(self._hold(h, why))
-        self._held.add(task)
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+    def log_end(self, cluster: str, broker_name: str, broker_id: int) -> LogEnd:
+        """Return where the broker's log ends."""
 
-    def _done(self, task: asyncio.Task[Decision]) -> None:
-        self._held.discard(task)
-        if not task.cancelled():
-            task.exception()  # Told to who asked, if that one still waits.
 
-    async def _hold(self, h: ElectMasterHeader, why: str) -> Decision:
-        def decide(state: State) -> Decision:
-            zones = self._settings.zones
-            return replicas_info.elect(state.sets, h, self._live, unclean=self._settings.unclean, zones=zones)
+def elected(
+    s: ReplicaSet, live: Lives, *, designated: int | None, unclean: bool, zones: Sequence[str] = ()
+) -> int | None:
+    """Return the id of the master: the present one if it lives, else the designated one, else whose log goes furthest.
 
-        decision = await self._journal.carry_out(decide)
-        answer = decision.header
-        if decision.code == 0 and isinstance(answer, ElectMasterReply):
-            self._told.pop(h.broker_name, None)
-            log.info(
-                "%s: %d (%s) is master in epoch %d: %s",
-                h.broker_name,
-                answer.master_broker_id,
-                answer.master_address,
-                answer.master_epoch,
-                why,
-            )
-            if self._settings.notify:
-                self._tell(h.broker_name, answer)
-        elif decision.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST and self._is_news(h, decision.remark or ""):
-            log.warning("%s has no new master (%s): %s", h.broker_name, why, decision.remark)
-        return decision
+    It is elected among those in sync, or else the heirs, as each of them holds what was acknowledged; a broker in an
+    earlier one of the `zones` goes first. `unclean`: if nobody of them can be, among all, by their logs alone. None if
+    nobody can be.
+    """
+    found = _best(s, s.in_sync, live, designated, zones)
+    if found is None:
+        found = _best(s, s.heirs, live, designated, zones)
+    return _best(s, s.replicas, live, designated, by_log=True) if found is None and unclean else found
 
-    def _is_news(self, h: ElectMasterHeader, remark: str) -> bool:
-        """Tell whether an election without a result has another reason than the last: each broker asks every second."""
-        s = self._journal.sets.get(h.broker_name)
-        if s is None or h.broker_id not in (*s.replicas, CONTROLLER_ASKS):
-            return True
-        told = self._told.setdefault(h.broker_name, {})
-        before, told[h.broker_id] = told.get(h.broker_id), remark
-        return before != remark
 
-    def _tell(self, broker_name: str, answer: ElectMasterReply) -> None:
-        s = self._journal.sets.get(broker_name)
-        if s is None or s.master_epoch != answer.master_epoch or s.master is None:
-            return  # Cleaned or elected anew meanwhile.
-        living = [r.address for i, r in s.replicas.items() if self._live.alive(s.cluster, s.broker_name, i)]
-        body = SyncStateSet(sync_state_set=[s.master], sync_state_set_epoch=answer.sync_state_set_epoch or 0)
-        self._notices.tell(living, answer, bodies.encode(body))
+def _best(
+    s: ReplicaSet,
+    among: Iterable[int],
+    live: Lives,
+    designated: int | None,
+    zones: Sequence[str] = (),
+    *,
+    by_log: bool = False,
+) -> int | None:
+    where = s.cluster, s.broker_name
+    living = sorted(i for i in among if (live.may_live if i == s.master else live.alive)(*where, i))
+    if s.master in living and designated in (None, s.master):
+        return s.master
+    if designated is not None:
+        return designated if designated in living else None
 
-    def gone(self, broker: Broker, how: str) -> None:
-        """Elect another master if `broker`, which is gone, was it and this controller leads. `how`: for the log."""
-        if not self._journal.leads:
-            return
-        s = self._journal.sets.get(broker.broker_name)
-        if s is None or s.cluster != broker.cluster or broker.broker_id not in s.replicas:
-            return
-        log.warning("%s: %d (%s) %s", s.broker_name, broker.broker_id, s.address(broker.broker_id), how)
-        if s.master == broker.broker_id:
-            self._begin(broker.broker_name, f"master {broker.broker_id} {how}")
+    def reach(broker_id: int) -> tuple[int, ...]:
+        end = live.log_end(*where, broker_id)
+        if by_log:
+            # What only the longer log has would be cut off, whatever that one may lack.
+            return end.epoch, end.offset, not end.may_lack, -end.priority
+        behind = zones.index(end.zone) if end.zone in zones else len(zones)
+        return not end.may_lack, -behind, end.epoch, end.offset, -end.priority
 
-    def scan(self) -> None:
-        """Elect a master, if this controller leads, for each set that has no live master and some live replica."""
-        if not self._journal.leads:
-            return
-        for name in replicas_info.without_master(self._journal.sets, self._live):
-            self._begin(name, f"master {self._journal.sets[name].master} is not alive")
+    # RocketMQ compares by an int's difference, which is wrong for logs that are more than 2 GiB apart.
+    return max(living, key=reach, default=None)
 
-    def _begin(self, broker_name: str, why: str) -> None:
-        if broker_name not in self._under_way:
-            self._under_way[broker_name] = asyncio.create_task(self._try(broker_name, why))
 
-    async def _try(self, broker_name: str, why: str) -> None:
-        # RocketMQ tries as often if nobody fits, too; but who fits is decided by what is known, which stays the same.
-        try:
-            for left in reversed(range(self._settings.tries)):
-                try:
-                    await self.hold(ElectMasterHeader(broker_name=broker_name), why)
-                    return
-                except RocketSparkError as e:
-                    if isinstance(e, ServerError) and e.code == ResponseCode.CONTROLLER_NOT_LEADER:
-                        log.warning("%s: no election was held (%s): %s", broker_name, why, e)
-                        return
-                    log.error("%s: no election could be held (%s), %d more tries: %s", broker_name, why, left, e)
-        finally:
-            del self._under_way[broker_name]
+def heirs_of(s: ReplicaSet, master: int, live: Lives) -> tuple[int, ...]:
+    """Return the set's heirs until the new `master` gives its word; none if it is a broker that gives none."""
+    gives_word = live.log_end(s.cluster, s.broker_name, master).gives_word
+    return s.holders if gives_word and master in s.holders and len(s.holders) > 1 else ()
 
-    async def close(self) -> None:
-        """Wait for the elections under way."""
-        while left := [*self._under_way.values(), *self._held]:
-            await asyncio.wait(left)
+
+def in_place_of_master(s: ReplicaSet, live: Lives, *, unclean: bool) -> int | None:
+    """Return which heir, or other member in sync, is to be elected for a master that may lack some of its log.
+
+    The master itself is returned if nobody holds more; None if one that may hold more is away, and elections are not
+    `unclean`.
+    """
+    where = s.cluster, s.broker_name
+    others = [i for i in s.holders if i != s.master]
+    living = [i for i in others if live.alive(*where, i)]
+
+    def reach(broker_id: int) -> tuple[bool, int, int]:
+        end = live.log_end(*where, broker_id)
+        return not (end.may_lack or broker_id == s.master), end.epoch, end.offset
+
+    best = max(living, key=reach, default=None)
+    if best is not None and s.master is not None and reach(best) > reach(s.master):
+        return best
+    return s.master if unclean or living == others else None

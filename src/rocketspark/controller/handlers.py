@@ -7,8 +7,8 @@ from typing import Any
 
 from rocketspark.controller import replicas_info
 from rocketspark.controller.decisions import Decisions, Leadership
-from rocketspark.controller.elections import Elections
 from rocketspark.controller.group.entries import State
+from rocketspark.controller.held_elections import Elections
 from rocketspark.controller.live_table import LiveTable
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.controller.settings import ControllerSettings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from rocketspark import machine
-from rocketspark.controller.replica_sets import LogEnd
+from rocketspark.controller.elections import LogEnd
 from rocketspark.model.text import INT_MAX, LONG_MAX
 from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
 

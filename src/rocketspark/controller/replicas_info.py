@@ -7,22 +7,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from rocketspark.controller.elections import Lives, elected, heirs_of, in_place_of_master
 from rocketspark.controller.replica_sets import (
     FIRST_ID,
     AddressChanged,
     Cleaned,
     Event,
     IdApplied,
-    Lives,
     Looked,
     MasterElected,
     Replica,
     ReplicaSet,
     SetAltered,
     Sets,
-    elected,
-    heirs_of,
-    in_place_of_master,
 )
 from rocketspark.model.text import shown, whole_number
 from rocketspark.protocol.codes import ResponseCode

@@ -7,11 +7,12 @@ import asyncio
 from rocketspark.access.audit import Audit
 from rocketspark.access.write_gate import audit_of
 from rocketspark.controller.decisions import Leadership
-from rocketspark.controller.elections import Elections, RoleNotices
 from rocketspark.controller.group.group_journal import GroupJournal
 from rocketspark.controller.handlers import ControllerHandlers
+from rocketspark.controller.held_elections import Elections
 from rocketspark.controller.journal import Journal, StateFile
 from rocketspark.controller.live_table import Clock, LiveTable
+from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.connections import Connections

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterable
 
 from rocketspark.controller import replicas_info
-from rocketspark.controller.replica_sets import LogEnd, ReplicaSet, Sets, apply
+from rocketspark.controller.elections import LogEnd
+from rocketspark.controller.replica_sets import ReplicaSet, Sets, apply
 from rocketspark.controller.replicas_info import Decision
 from rocketspark.protocol.headers.controller import (
     AlterSyncStateSetHeader,

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.controller.sets_under_test import NAME, Controlled
 
 from rocketspark.controller import journal, replicas_info
-from rocketspark.controller.replica_sets import LogEnd, ReplicaSet
+from rocketspark.controller.elections import LogEnd
+from rocketspark.controller.replica_sets import ReplicaSet
 from rocketspark.protocol.headers.controller import ElectMasterReply
 
 pytestmark = pytest.mark.shows(

@@ -8,8 +8,9 @@ from tests.unit.controller.sets_under_test import NAME, Controlled, three_in_syn
 from tests.unit.controller.test_replicas_info import elected
 
 from rocketspark.controller import journal, replicas_info
+from rocketspark.controller.elections import LogEnd
 from rocketspark.controller.group import entries
-from rocketspark.controller.replica_sets import LogEnd, Looked, ReplicaSet
+from rocketspark.controller.replica_sets import Looked, ReplicaSet
 from rocketspark.model import typed_json
 from rocketspark.protocol.headers.controller import (
     AlterSyncStateSetHeader,

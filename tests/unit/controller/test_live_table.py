@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.controller import live_table
+from rocketspark.controller.elections import LogEnd
 from rocketspark.controller.live_table import Broker, Clock, LiveTable
-from rocketspark.controller.replica_sets import LogEnd
 from rocketspark.protocol.headers.controller import ReplicaHeartbeatHeader
 
 ONE, TWO = Broker("c", "b", 1), Broker("c", "b", 2)

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.controller.sets_under_test import Controlled, address, three_in_sync
 
 from rocketspark.controller import replicas_info
-from rocketspark.controller.replica_sets import LogEnd, MasterElected, Replica
+from rocketspark.controller.elections import LogEnd
+from rocketspark.controller.replica_sets import MasterElected, Replica
 from rocketspark.protocol.headers.controller import ElectMasterReply, RegisterToControllerReply
 
 pytestmark = pytest.mark.shows(

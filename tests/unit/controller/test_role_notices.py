@@ -9,9 +9,11 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from rocketspark.controller.elections import Elections, RoleNotices
-from rocketspark.controller.replica_sets import LogEnd, Replica, ReplicaSet, apply
+from rocketspark.controller.elections import LogEnd
+from rocketspark.controller.held_elections import Elections
+from rocketspark.controller.replica_sets import Replica, ReplicaSet, apply
 from rocketspark.controller.replicas_info import Decision
+from rocketspark.controller.role_notices import RoleNotices
 from rocketspark.controller.settings import ControllerSettings
 from rocketspark.protocol.headers.controller import ElectMasterHeader, ElectMasterReply
 

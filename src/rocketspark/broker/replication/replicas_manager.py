@@ -5,7 +5,7 @@
 Rules: until the broker knows its master it writes nothing and registers nowhere (it is fenced). What the controller
 says counts by its epoch: a higher epoch changes the role, the same epoch changes only the in-sync set. Roles change one
 at a time, and a new epoch is noted on the disk before the master of that epoch writes. Where the controller waits for
-the word of who it elected, nothing is taken before it was given (rule: controller/replica_sets.py).
+the word of who it elected, nothing is taken before it was given (rule: controller/elections.py).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rocketspark.broker.replication.in_sync_set import RETRY_S, InSyncReplicas, 
 from rocketspark.broker.replication.role import BrokerRole, Role
 from rocketspark.broker.replication.waits import Durability, Mode, ReplicaWaits
 from rocketspark.broker.settings import BrokerSettings
-from rocketspark.controller.replica_sets import LogEnd
+from rocketspark.controller.elections import LogEnd
 from rocketspark.errors import NoReply, ServerError
 from rocketspark.protocol.headers.controller import AlterSyncStateSetReply
 
