@@ -131,7 +131,7 @@ def spark_rates(namesrv: str, broker_pid: int, rows: int, runs: int) -> tuple[li
             return rows
 
         def everything() -> int:
-            from rocketspark.spark.columns import READ_SCHEMA
+            from rocketspark.spark.schemas import READ_SCHEMA
 
             reader.schema(READ_SCHEMA).load().write.format("noop").mode("overwrite").save()
             return rows

@@ -17,11 +17,11 @@ from rocketspark.broker.server import BrokerServer
 from rocketspark.client import AsyncProducer
 from rocketspark.errors import ConfigError, NotSent
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.audit import ask
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.read.queue_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.export_topic import export_topic
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.options import parse_read

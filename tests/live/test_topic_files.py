@@ -18,7 +18,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 
 from rocketspark import Message, Producer, PullConsumer, ReceivedMessage, read_batches, read_table  # noqa: E402
-from rocketspark.arrow.columns import COLUMNS  # noqa: E402
+from rocketspark.arrow.message_columns import COLUMNS  # noqa: E402
 from rocketspark.arrow.row_by_row import VALUES  # noqa: E402
 from rocketspark.cli import main  # noqa: E402
 from rocketspark.client import validators  # noqa: E402

@@ -24,8 +24,8 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.batch_read import BatchReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import FILTERS
 from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster, run_cluster

@@ -15,7 +15,7 @@ from tests.spark.conftest import Place
 
 from rocketspark.client import Producer, validators
 from rocketspark.model import Message
-from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.testing import Cluster
 
 pytestmark = [

@@ -23,13 +23,13 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError, NotSent, RocketSparkError, RouteNotFound
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import audit
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.queue_discovery import QueueGone
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.export_topic import export_topic
 from rocketspark.tables.offset_ranges import Offsets, from_json

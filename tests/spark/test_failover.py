@@ -13,8 +13,8 @@ from tests.spark.one_pair import OnePair
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read.data_loss import DataLost

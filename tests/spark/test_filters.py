@@ -24,8 +24,8 @@ from rocketspark.filters import sql92
 from rocketspark.model import Message, MessageQueue, subscribe
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadMaxRows
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read

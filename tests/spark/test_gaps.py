@@ -11,13 +11,13 @@ from tests.spark.fake_broker import FakeBroker, make_records, running
 from rocketspark.errors import RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.message import batch, record_layout, sysflags
-from rocketspark.tables.columns import ReadColumns
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read
 from rocketspark.tables.read import pull_records as fetching
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.tables.read.partition_planning import QueuePartition, read_partition
 from rocketspark.tables.read.read_filter import ReadFilter
+from rocketspark.tables.read_columns import ReadColumns
 
 pytestmark = pytest.mark.shows(
     "mended: silent loss despite failOnDataLoss=true while a broker removes old files (the reader's half: "

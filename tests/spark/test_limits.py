@@ -15,8 +15,8 @@ from tests.spark.conftest import Place
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.options import parse_read

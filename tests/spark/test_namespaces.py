@@ -18,7 +18,6 @@ from tests.spark.test_comings_and_goings import Kept
 
 from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.archive import run as archive
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.dedupe import SeenReader
@@ -26,6 +25,7 @@ from rocketspark.spark.pipelines.parts.archive_batches import MicroBatches
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_tasks import queue_offsets, read_offsets, topic_reader
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.offset_ranges import NAMESPACE_KEY, made_of
 from rocketspark.tables.options import parse_read

@@ -21,8 +21,8 @@ from rocketspark.client.connection import admin_api, client_api
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.protocol.json.bodies import TopicConfig
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.cluster_queries import ClusterQueries as Asked
 from rocketspark.tables.offset_ranges import from_json

@@ -24,8 +24,8 @@ from tests.spark.conftest import PUSH_DOWN
 
 from rocketspark.client import Producer
 from rocketspark.model import Message, MessageQueue
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.batch_read import PushingReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import (
     EqualTo,
     Filter,

@@ -22,9 +22,9 @@ from rocketspark import Producer
 from rocketspark.admin.operations import Admin
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.spark.columns import read_schema
 from rocketspark.spark.read.batch_read import BatchReader
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import read_schema
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster, run_cluster

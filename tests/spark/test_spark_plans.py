@@ -20,7 +20,7 @@ from rocketspark.client import Producer
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message, MessageQueue
 from rocketspark.spark import source
-from rocketspark.spark.columns import READ_SCHEMA
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import FILTERS
 from rocketspark.testing import Cluster
 

@@ -18,8 +18,8 @@ from rocketspark.admin import Admin
 from rocketspark.client import Producer
 from rocketspark.client.connection import client_api
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.options import parse_read
 from rocketspark.testing import Cluster, run_cluster

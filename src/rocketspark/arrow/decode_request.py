@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rocketspark.arrow.columns import COLUMNS
+from rocketspark.arrow.message_columns import COLUMNS
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 

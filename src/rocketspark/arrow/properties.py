@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import STRING_MAP, STRINGS, gather
+from rocketspark.arrow.message_columns import STRING_MAP, STRINGS, gather
 from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.protocol.message.record_places import at
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import COLUMNS, constant, gather, numbers, schema_of, times, times_us
 from rocketspark.arrow.decode_request import DecodeFindings, DecodeRequest, RowFilter
+from rocketspark.arrow.message_columns import COLUMNS, constant, gather, numbers, schema_of, times, times_us
 from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.arrow.row_by_row import batch_of, slow_batches
 from rocketspark.errors import RecordError

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rocketspark.arrow.columns import COLUMNS, schema_of, time_us
 from rocketspark.arrow.decode_request import DecodeRequest
+from rocketspark.arrow.message_columns import COLUMNS, schema_of, time_us
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage
 from rocketspark.protocol.message import record, sysflags

@@ -319,7 +319,7 @@ class MessageBatch(Sequence[ReceivedMessage]):
         """
         try:
             from rocketspark.arrow import records
-            from rocketspark.arrow.columns import COLUMNS
+            from rocketspark.arrow.message_columns import COLUMNS
         except ImportError:
             raise ConfigError("a table needs pyarrow: pip install 'rocketspark[arrow]'") from None
         try:

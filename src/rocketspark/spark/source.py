@@ -16,12 +16,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
-from rocketspark.spark.columns import check_written, read_schema
-from rocketspark.spark.decode.read_columns import checked, decoded_schema, is_asked, without_bounds
+from rocketspark.spark.decode.decoded_schema import checked, decoded_schema, is_asked, without_bounds
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.spark.read.batch_read import BatchReader, PushingReader
 from rocketspark.spark.read.pushed_filters import pushing
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
+from rocketspark.spark.schemas import check_written, read_schema
 from rocketspark.spark.spark_features import FILTERS, VERSION, for_this_spark
 from rocketspark.tables.options import parse_columns, parse_read, parse_write
 from rocketspark.tables.read.batch import sampled_bodies

@@ -24,7 +24,6 @@ from rocketspark.errors import UsageError
 from rocketspark.model import MessageQueue, typed_json
 from rocketspark.model.text import shown
 from rocketspark.tables import file_rows
-from rocketspark.tables.columns import columns_of
 from rocketspark.tables.offset_ranges import OffsetRange, to_json
 from rocketspark.tables.option_values import COMMITTED, AtTime
 from rocketspark.tables.options import ReadOptions
@@ -32,6 +31,7 @@ from rocketspark.tables.queue_bounds import lacks
 from rocketspark.tables.read import batch
 from rocketspark.tables.read.data_loss import lost
 from rocketspark.tables.read.partition_planning import QueuePartition
+from rocketspark.tables.read_columns import columns_of
 from rocketspark.tables.read_table import Prepared, prepared
 from rocketspark.transport.connections import in_one_form
 

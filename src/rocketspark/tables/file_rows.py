@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import COLUMNS, STRING_MAP, STRINGS, TIME
+from rocketspark.arrow.message_columns import COLUMNS, STRING_MAP, STRINGS, TIME
 from rocketspark.client.validators import BODY_BYTES_MAX
 from rocketspark.errors import UsageError
 from rocketspark.model.text import shown

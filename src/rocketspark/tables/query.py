@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rocketspark.errors import ConfigError, RocketSparkError, UsageError
 from rocketspark.model.text import shown
-from rocketspark.tables.columns import columns_of
+from rocketspark.tables.read_columns import columns_of
 from rocketspark.tables.read_table import Prepared, opened, prepared
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import pyarrow as pa
 from rocketspark.errors import ConfigError, UsageError
 from rocketspark.model import MessageQueue
 from rocketspark.model.subscription import can_be_asked
-from rocketspark.tables.columns import Columns, columns_of, names_of, with_schema
 from rocketspark.tables.decode.options import JSON, DecodeOptions
 from rocketspark.tables.offset_ranges import to_json
 from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST
 from rocketspark.tables.options import ReadOptions, check_known, parse_read
 from rocketspark.tables.read import batch
+from rocketspark.tables.read_columns import Columns, columns_of, names_of, with_schema
 
 T = TypeVar("T")
 

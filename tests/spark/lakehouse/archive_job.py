@@ -23,7 +23,6 @@ from tests.spark.scrapes import scrape_until
 from tests.support.cli_calls import call
 
 from rocketspark.errors import ConnectionLost, RocketSparkError
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.iceberg_table import IcebergTable, set_catalog
 from rocketspark.spark.lakehouse.table import (
     ArchiveState,
@@ -41,6 +40,7 @@ from rocketspark.spark.pipelines.parts import archive_table
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.report import plain
 from rocketspark.spark.pipelines.parts.session import SessionOptions, one_line_errors, open_session
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.client_access import Access
 
 DAYS_MS = 10 * 24 * 3_600_000

@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketspark.admin.operations import Admin
 from rocketspark.errors import ConfigError, NoReply, RouteNotFound
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.table import ArchiveTable
 from rocketspark.spark.pipelines import archive
 from rocketspark.spark.pipelines.connection import Connection, connection
@@ -23,6 +22,7 @@ from rocketspark.spark.pipelines.options import ArchiveOptions
 from rocketspark.spark.pipelines.parts.archive_batches import options_of
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.offset_ranges import from_json
 from rocketspark.tables.read.data_loss import DataLost

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from tests.spark.topics import bodies_of, messages_of
 
 from rocketspark import Message, MessageQueue, Producer
-from rocketspark.arrow.columns import schema_of
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.cli.main import run as cli
 from rocketspark.client import validators
 from rocketspark.errors import ConfigError

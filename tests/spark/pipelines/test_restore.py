@@ -26,13 +26,13 @@ from rocketspark.errors import ConfigError, MessageIllegal, NoReply, RouteNotFou
 from rocketspark.model import MessageQueue
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import origins
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import archive, restore
 from rocketspark.spark.pipelines.connection import Connection, operations_of
 from rocketspark.spark.pipelines.options import ArchiveOptions, RestoreOptions
 from rocketspark.spark.pipelines.parts import archive_manifest, restore_tasks
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.read.data_loss import DataLost
 from rocketspark.testing import Cluster, run_cluster
 

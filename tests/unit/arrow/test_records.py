@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.unit.arrow.property_texts import odd_properties
 
 from rocketspark.arrow import records
-from rocketspark.arrow.columns import COLUMNS, schema_of
 from rocketspark.arrow.decode_request import DecodeRequest, RowFilter
+from rocketspark.arrow.message_columns import COLUMNS, schema_of
 from rocketspark.arrow.properties import Properties, split_keys
 from rocketspark.errors import RecordError
 from rocketspark.model import ReceivedMessage

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.client.consumer.test_fast_decode import RECORDS
 
 from rocketspark import MessageBatch, MessageQueue, ReceivedMessage
-from rocketspark.arrow.columns import COLUMNS
+from rocketspark.arrow.message_columns import COLUMNS
 from rocketspark.arrow.row_by_row import VALUES
 from rocketspark.client.message_batch import without_namespace
 from rocketspark.errors import UsageError

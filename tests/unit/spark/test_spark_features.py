@@ -8,8 +8,8 @@ import pytest
 
 from rocketspark.errors import ConfigError
 from rocketspark.spark import source, spark_features
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines import declarative
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import VERSION, reported_offset
 
 pytestmark = pytest.mark.shows(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from rocketspark.arrow.columns import schema_of
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.errors import UsageError
 from rocketspark.tables import file_rows
 

@@ -32,11 +32,11 @@ def file_of(messages: Sequence[ReceivedMessage], kind: str) -> bytes:
     try:
         from pyarrow import Table, parquet
 
-        from rocketspark.arrow import columns, row_by_row
+        from rocketspark.arrow import message_columns, row_by_row
         from rocketspark.tables import file_rows
     except ModuleNotFoundError:
         raise ConfigError(NEEDED) from None
-    schema = columns.schema_of()
+    schema = message_columns.schema_of()
     rows = row_by_row.batch_of(messages, schema.names)
     if kind == "jsonl":
         return file_rows.lines_of(rows)

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
-from rocketspark.spark.columns import READ_SCHEMA, quoted
 from rocketspark.spark.lakehouse import decoded_columns, object_store
+from rocketspark.spark.schemas import READ_SCHEMA, quoted
 from rocketspark.tables.offset_ranges import NAMESPACE_KEY, made_json, to_json
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model import MessageQueue, typed_json
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.formats import read_table
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at, archive_for
 from rocketspark.spark.pipelines.connection import Connection, connection
@@ -42,6 +41,7 @@ from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import check_servers
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.offset_ranges import Offsets
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from rocketspark.arrow.columns import TIME, numbers
+from rocketspark.arrow.message_columns import TIME, numbers
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.connection import Connection, connection
 from rocketspark.spark.pipelines.options import DedupeOptions
 from rocketspark.spark.pipelines.parts.progress import Progress
@@ -42,6 +41,7 @@ from rocketspark.spark.pipelines.parts.streaming import (
 )
 from rocketspark.spark.python_workers import plain_errors
 from rocketspark.spark.read.stream_read import RefusedReader, StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadLimit, for_this_spark
 from rocketspark.tables.options import ReadOptions, parse_read
 

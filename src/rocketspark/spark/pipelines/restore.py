@@ -25,7 +25,6 @@ from rocketspark.client import validators
 from rocketspark.errors import ConfigError, RouteNotFound
 from rocketspark.model import namespace, subscribe, typed_json
 from rocketspark.model.text import shown
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.formats import read_table, read_version
 from rocketspark.spark.lakehouse.object_store import refuse_object_store
 from rocketspark.spark.lakehouse.table import TablePlace, archive_at
@@ -67,6 +66,7 @@ from rocketspark.spark.pipelines.parts.restore_tasks import (
 )
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.streaming import file_name
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.cluster_queries import remade
 from rocketspark.tables.offset_ranges import made_of
 from rocketspark.tables.option_values import check_range

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketspark.errors import ConfigError, RocketSparkError
 from rocketspark.model.text import shown
-from rocketspark.spark.columns import WRITE_TYPES
 from rocketspark.spark.lakehouse import object_store
 from rocketspark.spark.lakehouse.decoded_columns import path_of
 from rocketspark.spark.metrics.progress_reports import parse_report
@@ -26,6 +25,7 @@ from rocketspark.spark.pipelines.parts.progress import Progress, has_ended
 from rocketspark.spark.pipelines.parts.session import one_line_errors
 from rocketspark.spark.pipelines.parts.sql_file import ROCKETMQ, SqlPlan, SqlSink, SqlSource, options_of
 from rocketspark.spark.pipelines.parts.streaming import WantedEnd, check_servers, end_of_topics, start_query
+from rocketspark.spark.schemas import WRITE_TYPES
 from rocketspark.tables.options import over
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from rocketspark.spark.decode.read_columns import columns_of
+from rocketspark.spark.decode.decoded_schema import columns_of
 from rocketspark.spark.python_workers import plain_errors, settle
 from rocketspark.tables.options import ReadOptions
 from rocketspark.tables.read import batch

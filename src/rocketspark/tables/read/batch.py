@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from rocketspark.errors import ConfigError
 from rocketspark.tables.cluster_queries import ClusterQueries
-from rocketspark.tables.columns import Columns, ReadColumns
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets
 from rocketspark.tables.option_values import LATEST, AtTime, AtTimes
 from rocketspark.tables.options import BAD_AS_STORED, BAD_IS_NULL, ReadOptions
@@ -19,6 +18,7 @@ from rocketspark.tables.read import partition_planning
 from rocketspark.tables.read.executor_queries import addresses_now, end_of, is_compacted
 from rocketspark.tables.read.partition_planning import QueuePartition, ends, open_cluster, queues_of, starts
 from rocketspark.tables.read.read_filter import ReadFilter
+from rocketspark.tables.read_columns import Columns, ReadColumns
 
 if TYPE_CHECKING:
     from rocketspark.tables.read.store_read import StorePartition, Stores

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.tables.columns import ChosenColumns, Columns, ReadColumns
+from rocketspark.tables.read_columns import ChosenColumns, Columns, ReadColumns
 
 Part = TypeVar("Part")
 KEY_COLUMNS = ReadColumns(["queueOffset", "keys", "body"])

@@ -19,7 +19,6 @@ from rocketspark.errors import ConfigError, RecordError
 from rocketspark.model import MessageQueue
 from rocketspark.model.route import is_logical
 from rocketspark.tables.cluster_queries import ClusterQueries
-from rocketspark.tables.columns import Columns
 from rocketspark.tables.offset_ranges import Made, OffsetRange, Offsets, from_json, place, split
 from rocketspark.tables.option_values import COMMITTED, EARLIEST, LATEST, AtTime, AtTimes, assigned_of, check_all_there
 from rocketspark.tables.options import ReadOptions
@@ -28,6 +27,7 @@ from rocketspark.tables.read.data_loss import ReadFindings, lost
 from rocketspark.tables.read.executor_queries import broker_away
 from rocketspark.tables.read.pull_records import PulledPiece, fetch
 from rocketspark.tables.read.read_filter import EVERY_MESSAGE, ReadFilter
+from rocketspark.tables.read_columns import Columns
 
 log = logging.getLogger("rocketspark.spark")
 

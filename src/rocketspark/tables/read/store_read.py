@@ -21,7 +21,6 @@ from rocketspark.store.readonly.queue_units import QueueFiles
 from rocketspark.store.readonly.read_only_store import ReadOnlyStore
 from rocketspark.store.readonly.read_only_tier import ReadOnlyTier, is_tier
 from rocketspark.store.readonly.record_reader import RecordReader
-from rocketspark.tables.columns import Columns
 from rocketspark.tables.given_options import StorePaths
 from rocketspark.tables.offset_ranges import OffsetRange, Offsets, split
 from rocketspark.tables.option_values import matching
@@ -30,6 +29,7 @@ from rocketspark.tables.queue_bounds import OffsetBounds
 from rocketspark.tables.read.data_loss import ReadFindings, lost
 from rocketspark.tables.read.partition_planning import Narrow, changed, ranges
 from rocketspark.tables.read.read_filter import ReadFilter
+from rocketspark.tables.read_columns import Columns
 
 log = logging.getLogger("rocketspark.spark")
 

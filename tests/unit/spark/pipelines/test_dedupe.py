@@ -10,10 +10,10 @@ from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
 from rocketspark.model import MessageQueue
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.dedupe import SeenReader
 from rocketspark.spark.read.queue_discovery import DiscoveredQueues
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ReadAllAvailable
 from rocketspark.tables.offset_ranges import OffsetRange
 from rocketspark.tables.options import parse_read

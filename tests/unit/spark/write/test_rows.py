@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from rocketspark.arrow.columns import STRING_MAP
+from rocketspark.arrow.message_columns import STRING_MAP
 from rocketspark.client.producer.prepared_message import PreparedMessage, properties_text
 from rocketspark.errors import ConfigError, MessageIllegal
 from rocketspark.model import Message
 from rocketspark.protocol.message import batch, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
-from rocketspark.spark.columns import READ_SCHEMA, check_written, wanted_columns
+from rocketspark.spark.schemas import READ_SCHEMA, check_written, wanted_columns
 from rocketspark.spark.write.batch_encoding import encode
 from rocketspark.spark.write.rows import PART_BYTES_MAX, PART_ROWS_MAX, CheckedRows, Text, parts
 

@@ -22,12 +22,12 @@ from tests.spark.decode.orders import ORDERS, V1, V2, avro, field, order_class, 
 from tests.spark.decode.registry_server import registry_server
 
 from rocketspark.errors import ConfigError
-from rocketspark.tables.columns import with_schema
 from rocketspark.tables.decode import json_bodies
 from rocketspark.tables.decode import sql_types as t
 from rocketspark.tables.decode.avro_bodies import AvroDecoder
 from rocketspark.tables.decode.bodies import BodyDecoder, resolve, value_type
 from rocketspark.tables.options import parse_decode_options
+from rocketspark.tables.read_columns import with_schema
 
 pytestmark = pytest.mark.shows(
     "types, odd and hostile bodies; a recursive Avro body that would end fastavro's process",

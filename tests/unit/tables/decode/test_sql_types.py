@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import sql_type
+from rocketspark.spark.schemas import sql_type
 from rocketspark.spark.spark_features import arrow_schema
 from rocketspark.tables.decode import sql_types
 from rocketspark.tables.decode.json_bodies import of_ddl, quoted

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketspark.arrow.columns import schema_of
-from rocketspark.tables.columns import Columns, ReadColumns
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.tables.read.latest_values import KEY_COLUMNS, QueueReads, latest, note_latest
+from rocketspark.tables.read_columns import Columns, ReadColumns
 
 NAMES = ["queueOffset", "keys", "body"]
 KEYS = st.sampled_from([None, ["a"], ["b"], ["a", "b"], ["ä", "c"]])

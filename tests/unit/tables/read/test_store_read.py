@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql.types import StructType
 from tests.support.golden_stores import STORES, unpack
 
-from rocketspark.arrow.columns import COLUMNS
+from rocketspark.arrow.message_columns import COLUMNS
 from rocketspark.arrow.row_by_row import VALUES
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.protocol.message.record import decode_messages
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.read.batch_read import BatchReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.store import Store, StoreSettings
 from rocketspark.tables.options import parse_read
 

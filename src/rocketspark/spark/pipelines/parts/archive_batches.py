@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from rocketspark.errors import ConfigError, RocketSparkError, RouteNotFound
-from rocketspark.spark.columns import READ_SCHEMA, quoted
-from rocketspark.spark.decode.read_columns import checked, decoded_schema, without_bounds
+from rocketspark.spark.decode.decoded_schema import checked, decoded_schema, without_bounds
 from rocketspark.spark.lakehouse.table import ArchiveTable
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts.progress import Progress, lag_of, step_report
 from rocketspark.spark.pipelines.parts.session import one_line
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA, quoted
 from rocketspark.tables.decode.options import DROPMALFORMED, JSON
 from rocketspark.tables.offset_ranges import EACH_TOPIC, START_KEY, Offsets, from_json, made_of
 from rocketspark.tables.options import ReadOptions, parse_read

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StringType, StructField, StructType
 
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.decoded_columns import fitted, path_of
 from rocketspark.spark.lakehouse.formats import open_table
 from rocketspark.spark.lakehouse.object_store import scheme_of
@@ -32,6 +31,7 @@ from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, hour_nam
 from rocketspark.spark.pipelines.parts.progress import Progress
 from rocketspark.spark.pipelines.parts.streaming import check_servers
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.tables.offset_ranges import Offsets, from_json
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rocketspark.arrow.columns import schema_of
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.spark.pipelines.parts.archive_manifest import (
     FILES,
     HOUR_MS,

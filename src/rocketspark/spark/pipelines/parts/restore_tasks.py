@@ -28,13 +28,13 @@ from rocketspark.model import MessageQueue, namespace
 from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.message import origins, properties
 from rocketspark.protocol.message.message_ids import UniqueIdBlocks
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.pipelines.connection import Connection
 from rocketspark.spark.pipelines.parts import archive_tasks
 from rocketspark.spark.pipelines.parts.archive_manifest import HOUR_MS, ArchivedRange, ArchiveFile, hour_name
 from rocketspark.spark.pipelines.parts.archive_tasks import read_segment
 from rocketspark.spark.pipelines.parts.restore_plan import ArchivedSpan, Queue
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.write.batch_encoding import BatchItems, encode, joined, refused_rows
 from rocketspark.spark.write.rows import CheckedRows, parts
 from rocketspark.tables.offset_ranges import Made, made_of, to_json

@@ -19,12 +19,12 @@ import msgspec
 from rocketspark.errors import ConfigError
 from rocketspark.model import typed_json
 from rocketspark.model.text import shown
-from rocketspark.spark.columns import READ_SCHEMA
 from rocketspark.spark.lakehouse.object_store import literal, local, scheme_of
 from rocketspark.spark.lakehouse.table import CATALOG_FILE
 from rocketspark.spark.pipelines.parts.archive_manifest import replace_file
 from rocketspark.spark.pipelines.parts.progress import Progress, QueryOutcome, leaves
 from rocketspark.spark.read.stream_read import StreamReader
+from rocketspark.spark.schemas import READ_SCHEMA
 from rocketspark.spark.spark_features import ADMISSION_CONTROL, reported_offset
 from rocketspark.tables.options import AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL_ID, parse_read
 from rocketspark.transport.connections import in_one_form

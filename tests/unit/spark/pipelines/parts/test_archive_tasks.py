@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rocketspark.arrow.columns import schema_of
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.spark.pipelines.parts import archive_tasks
 from rocketspark.spark.pipelines.parts.archive_manifest import FILES, HOUR_MS, ArchiveFile, WrittenFile
 

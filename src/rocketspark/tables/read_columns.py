@@ -15,7 +15,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rocketspark.arrow.columns import COLUMNS, schema_of
+from rocketspark.arrow.message_columns import COLUMNS, schema_of
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.tables.decode.options import JSON, JSON_STARTS, DecodeOptions
@@ -41,7 +41,7 @@ def check_names(names: Sequence[str]) -> None:
 
 class ReadColumns:
     """The columns that a read gives, and the columns that have to be decoded for them. `schema`: their Arrow schema, by
-    default that of `arrow.columns`. Raises ConfigError for a name that no column has.
+    default that of `arrow.message_columns`. Raises ConfigError for a name that no column has.
     """
 
     def __init__(self, names: Sequence[str], schema: pa.Schema | None = None) -> None:

@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_ONLY, READ_SCHEMA, check_written, read_schema, wanted_columns
+from rocketspark.spark.schemas import READ_ONLY, READ_SCHEMA, check_written, read_schema, wanted_columns
 from rocketspark.spark.spark_features import arrow_schema
-from rocketspark.tables.columns import ReadColumns
+from rocketspark.tables.read_columns import ReadColumns
 
 pytestmark = pytest.mark.shows(
     "`seek_to_beginning`, `ReceivedMessage.physical_offset`, Spark's column `physicalOffset`",

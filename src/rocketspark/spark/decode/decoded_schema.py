@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyspark.sql.types import StructType
 
 from rocketspark.errors import ConfigError
-from rocketspark.spark.columns import READ_SCHEMA, quoted, sql_type, wanted_columns
+from rocketspark.spark.schemas import READ_SCHEMA, quoted, sql_type, wanted_columns
 from rocketspark.spark.spark_features import arrow_schema
-from rocketspark.tables.columns import REPEATED, Columns, check_added, names_of, with_schema
-from rocketspark.tables.columns import columns_of as columns_named
 from rocketspark.tables.decode.options import JSON, NAMES, DecodeOptions
 from rocketspark.tables.options import ReadOptions
+from rocketspark.tables.read_columns import REPEATED, Columns, check_added, names_of, with_schema
+from rocketspark.tables.read_columns import columns_of as columns_named
 
 
 def is_asked(options: Mapping[str, str]) -> bool:
@@ -33,7 +33,7 @@ def without_bounds(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def decoded_schema(columns: Sequence[str], options: DecodeOptions, sample: Iterator[bytes]) -> str:
-    """Return the DDL of the columns of a read that decodes. Raises as `tables.columns.with_schema`.
+    """Return the DDL of the columns of a read that decodes. Raises as `tables.read_columns.with_schema`.
 
     `columns`: the names that option columns lists, empty for all; `sample`: bodies from which a JSON schema is inferred
     if the options give none.

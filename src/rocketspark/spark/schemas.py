@@ -1,4 +1,6 @@
-"""The columns as Spark types: what a read gives, what a write takes. Rule: `arrow.columns` names those of a read."""
+"""The schemas of rows in Spark: of what a read gives, and of what a write takes. Rule: the columns of a read have the
+names and types of `arrow.message_columns`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from collections.abc import Sequence
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
-from rocketspark.arrow.columns import schema_of
+from rocketspark.arrow.message_columns import schema_of
 from rocketspark.errors import ConfigError
-from rocketspark.tables.columns import REPEATED, check_names
 from rocketspark.tables.decode import sql_types
+from rocketspark.tables.read_columns import REPEATED, check_names
 
 # The columns of a read without a schema.
 READ_SCHEMA: StructType = from_arrow_schema(schema_of())
