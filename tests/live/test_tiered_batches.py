@@ -93,6 +93,8 @@ def test_batches_are_read_from_the_tier(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_table(topic=TOPIC, store=folder)["queueOffset"].to_pylist() == list(range(2 * COUNT))
     part = read_table(topic=TOPIC, store=folder, start={MessageQueue(TOPIC, "broker-a", 0): 4})
     assert part["queueOffset"].to_pylist() == list(range(4, 2 * COUNT))
+    assert read_table(topic=TOPIC, store=folder, tags="A")["queueOffset"].to_pylist() == list(range(2 * COUNT))
+    assert read_table(topic=TOPIC, store=folder, tags="B").num_rows == 0
 
 
 def test_units_of_half_a_batch_are_written_again(tmp_path: Path) -> None:

@@ -77,7 +77,11 @@ class RecordReader:
             following = int(ends[-1])
             chosen = self._readable(units)
             if codes is not None and units.codes is not None:
-                chosen &= np.isin(units.codes, list(codes)) | (units.codes <= ADDRESS_MAX)
+                taken = np.isin(units.codes, list(codes)) | (units.codes <= ADDRESS_MAX)
+                if queue.is_tiered:
+                    # It does not tell batch queues from others: a batch has no tag, and those within it have their own.
+                    taken |= (units.counts > 1) | (units.codes == 0)
+                chosen &= taken
             yield from self._read(units if chosen.all() else units.only(chosen))
         if following < queue.next:
             self._lost(following, queue.next, "the queue's files end before")
