@@ -133,8 +133,10 @@ def test_topics_are_made_changed_and_deleted(stage: Stage) -> None:
     assert "Made" not in mqadmin("topicList")
     illegal = "29 The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     assert mqadmin.refusal("updateTopic", "-b", stage.broker, "-t", "a b") == illegal
-    taken = "29 The topic[TBW102] is conflict with system topic."
-    assert mqadmin.refusal("updateTopic", "-b", stage.broker, "-t", "TBW102") == taken
+    for name in ("TBW102", "broker-a", "DefaultCluster_REPLY_TOPIC"):
+        taken = f"29 The topic[{name}] is conflict with system topic."
+        assert mqadmin.refusal("updateTopic", "-b", stage.broker, "-t", name) == taken
+        assert mqadmin.refusal("deleteTopic", "-c", "DefaultCluster", "-t", name) == taken
 
 
 def test_permissions_of_a_topic(stage: Stage) -> None:

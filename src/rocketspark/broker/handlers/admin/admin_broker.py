@@ -293,7 +293,8 @@ class AdminHandler:
         wanted = java_json.decode_request(body, bodies.TopicConfigList).topic_config_list
         async for part in self._long_scans.pieces(wanted):
             for config in part:
-                check_new(config.topic_name, config.read_queue_nums, config.write_queue_nums, config.topic_filter_type)
+                counts = config.read_queue_nums, config.write_queue_nums
+                check_new(self._topics, config.topic_name, *counts, config.topic_filter_type)
         async for part in self._long_scans.pieces(wanted):
             for config in part:
                 known = self._topics.get(config.topic_name)

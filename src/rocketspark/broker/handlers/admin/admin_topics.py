@@ -17,7 +17,7 @@ from rocketspark.broker.storage.json_tables import sorted_json
 from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
 from rocketspark.broker.storage.table_pages import TablePages, page_wanted
 from rocketspark.broker.storage.table_saving import SavedTable
-from rocketspark.broker.topics import check_queue_type, has_batch_queues
+from rocketspark.broker.topics import Topics, check_queue_type, has_batch_queues
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue
 from rocketspark.model.text import LONG_MAX, shown, whole_number
@@ -87,7 +87,7 @@ class TopicHandler:
     async def create(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_TOPIC (17): create or change a topic. The NameServers know it before the reply (5.5.0)."""
         h = request.ext
-        check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
+        check_new(self._topics, h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
         known = self._topics.get(h.topic)
         attributes = checked_attributes(h.topic, known, h.attributes)
         self._topics.make_way([h.topic])
@@ -113,7 +113,7 @@ class TopicHandler:
     async def create_static(self, peer: Peer, request: Request[CreateTopicHeader], body: bytes) -> bytes:
         """UPDATE_AND_CREATE_STATIC_TOPIC (513): a topic's settings with its mapping on this broker."""
         h = request.ext
-        check_new(h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
+        check_new(self._topics, h.topic, h.read_queue_count, h.write_queue_count, h.filter_type)
         detail = java_json.decode_request(body, MappingDetail)
         mapping = self._topics.statics.check(h.topic, detail, force=h.force is True)
         known = self._topics.get(h.topic)
@@ -139,8 +139,7 @@ class TopicHandler:
         topic = request.ext.topic
         if topic not in self._store.queues():
             topic_names.check_topic(topic)
-        if topic_names.is_system_topic(topic):
-            raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+        self._topics.check_not_own(topic)
         # Its messages that were to come again go with it (rule: AdminBrokerProcessor, 5.5.0).
         gone = [*self._pops.retry_topics_of(topic), topic]
         noted = self._store.begin_deletion(gone)
@@ -237,11 +236,10 @@ class TopicHandler:
         return config
 
 
-def check_new(topic: str, read_queue_count: int, write_queue_count: int, filter_type: str = "SINGLE_TAG") -> None:
+def check_new(topics: Topics, topic: str, read_queue_count: int, write_queue_count: int, filter_type: str) -> None:
     """Raise ServerError 29 for a topic that no operator may create."""
     topic_names.check_topic(topic)
-    if topic_names.is_system_topic(topic):
-        raise ServerError(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+    topics.check_not_own(topic)
     if topic.startswith(topic_names.LIGHT_PREFIX):
         raise ServerError(
             ResponseCode.INVALID_PARAMETER,
