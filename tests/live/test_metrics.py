@@ -26,7 +26,13 @@ from rocketspark.errors import ConfigError
 from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.protocol.codes import RequestCode
-from rocketspark.protocol.headers import EndTransactionHeader, SendReply, TopicHeader, UpdateConsumerOffsetHeader
+from rocketspark.protocol.headers import (
+    DeleteGroupHeader,
+    EndTransactionHeader,
+    SendReply,
+    TopicHeader,
+    UpdateConsumerOffsetHeader,
+)
 from rocketspark.testing import run_cluster
 from rocketspark.transport.request_signer import inner_signer
 
@@ -125,6 +131,37 @@ def test_what_was_refused_and_left_out_is_counted(tmp_path: Path, monkeypatch: p
             assert found.value("rocketspark_refused_total", kind="connection") == 3
             LimitedLog.left_out_count = 7
             assert (await scrape(server)).value("rocketspark_log_lines_left_out_total") == 7
+
+    run(main())
+
+
+def test_what_is_deleted_leaves_and_counts_anew(tmp_path: Path) -> None:
+    sizes = PLAIN | {"message_type": "normal"}
+    size, timed = "rocketmq_message_size_count", STORAGE | {"topic": TOPIC}
+
+    async def main() -> None:
+        async with (
+            broker(tmp_path, metrics_exporter="PROM", metrics_port=0) as server,
+            connected(server.address) as peer,
+        ):
+            await create(peer, queues=1)
+            await beat(peer)
+            for _ in range(3):
+                await sent(peer)
+            assert len(await pulled(peer)) == 3
+            server._wheel.statistics.came(TOPIC, 1000)
+            found = await scrape(server)
+            assert found.value("rocketmq_messages_out_total", **PLAIN, consumer_group=GROUP) == 3
+            assert (found.value(size, **sizes), found.value("rocketmq_timer_enqueue_total", **timed)) == (3, 1)
+            group = DeleteGroupHeader(group=GROUP, clean_offsets=True)
+            assert (await peer.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, group)).code == 0
+            assert (await scrape(server)).rows("rocketmq_messages_out_total") == 0
+            await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=TOPIC))
+            found = await scrape(server)
+            assert (found.value(size, **sizes), found.value("rocketmq_timer_enqueue_total", **timed)) == (None, None)
+            await create(peer, queues=1)
+            assert await sent(peer) == 0
+            assert (await scrape(server)).value(size, **sizes) == 1
 
     run(main())
 

@@ -89,6 +89,7 @@ class Metrics:
         self._passed = access.passed
         self.sizes = MessageSizes(reads.store)
         self.times = RequestTimes()
+        reads.stats.topic_was_forgotten = self._forget_topic
         self._labels = ExportSettings.of(settings).labels() | {
             "cluster": settings.cluster_name,
             "node_type": "broker",
@@ -112,6 +113,14 @@ class Metrics:
         for name, text, rows in _as_far_as_known("histograms", self._histograms()):
             found.append(Family(HISTOGRAM, name, text, histograms(rows)))
         return Collected(self._labels, [family for family in found if family.rows])
+
+    def _forget_topic(self, topic: str) -> None:
+        self.sizes.forget_topic(topic)
+        self._timers.statistics.forget_topic(topic)
+        if self._tiering is not None:
+            self._tiering.read_counts.pop(topic, None)
+            if self._tiering.tier is not None:
+                self._tiering.tier.appended.pop(topic, None)
 
     def _messages(self) -> Iterator[Told]:
         into = _as_far_as_known("messages in", self._into())

@@ -63,6 +63,11 @@ class MessageSizes:
             for sizes in self._store.record_sizes(*queue, counted, high - counted):
                 topic.add_all(sizes)
 
+    def forget_topic(self, topic: str) -> None:
+        """Forget a deleted topic: one that is made anew counts from its first message on."""
+        self.by_topic.pop(topic, None)
+        self._counted = {queue: counted for queue, counted in self._counted.items() if queue[0] != topic}
+
 
 class RequestTimes:
     """How long requests take, by request code, response code, and whether they were held. `watch` measures handlers."""

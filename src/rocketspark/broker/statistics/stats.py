@@ -220,6 +220,7 @@ class Stats:
         self.put_longest_ms = 0
         self._put_ms: deque[float] = deque(maxlen=PUT_TIMES_KEPT)
         self.put_was_timed: Callable[[float], None] = lambda took_ms: None
+        self.topic_was_forgotten: Callable[[str], None] = lambda topic: None
         self._broker_put = self._item(BROKER_PUT_NUMS, cluster)
         self._broker_get = self._item(BROKER_GET_NUMS, cluster)
 
@@ -433,9 +434,9 @@ class Stats:
 
     def forget_topic(self, topic: str) -> None:
         """Remove the counters of a deleted topic."""
-        self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
         for _ in self._put_away():
             pass
+        self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
         # Pops of its retry topics are counted with it.
         gone = {id(flow) for key, flow in self.popped.items() if key[0] == topic}
         self.popped = {k: v for k, v in self.popped.items() if k[0] != topic}
@@ -445,6 +446,18 @@ class Stats:
         for flows in (self.by_topic, self.parked, self.delivered, self.prepared, self.committed):
             flows.pop(topic, None)
         self.rolled_back.pop(topic, None)
+        self.finished.pop(topic, None)
+        self.topic_was_forgotten(topic)
+
+    def forget_group(self, group: str) -> None:
+        """Remove the counters of a deleted group (rule: BrokerStatsManager.onGroupDeleted, 5.x)."""
+        for _ in self._put_away():
+            pass
+        self._items = {k: v for k, v in self._items.items() if _group_of(*k) != group}
+        self._pulls = {k: v for k, v in self._pulls.items() if k[1] != group}
+        self.read = {k: v for k, v in self.read.items() if k[1] != group}
+        self.popped = {k: v for k, v in self.popped.items() if k[1] != group}
+        self.dead = {k: v for k, v in self.dead.items() if k[1] != group}
 
     def _item(self, name: str, key: str) -> StatsItem:
         item = self._items.get((name, key))
@@ -460,6 +473,13 @@ def _topic_of(name: str, key: str) -> str | None:
     if name.startswith("TOPIC_"):
         return key
     return topic_and_group(key.partition("@")[2] if name == GROUP_GET_LATENCY else key)[0]
+
+
+def _group_of(name: str, key: str) -> str | None:
+    """Return the group in a counter's key; None for one of no group."""
+    if name.startswith(("BROKER_", "TOPIC_")):
+        return None
+    return topic_and_group(key.partition("@")[2] if name == GROUP_GET_LATENCY else key)[1]
 
 
 def _day_of(now_ms: int) -> int:

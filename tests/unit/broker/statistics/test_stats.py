@@ -253,6 +253,35 @@ def test_a_deleted_topic_takes_its_counters_along(stats: Stats, store: Store) ->
     assert stats.item(BROKER_GET_NUMS, "Cluster").value == 7  # type: ignore[union-attr]
 
 
+def test_a_topic_takes_along_what_waits_to_be_counted(stats: Stats, store: Store) -> None:
+    """The deletion comes while a tick is between two of its steps."""
+    store.rows.append(("A", 1, 1))
+    steps = stats.tick_steps(NOON_MS)
+    next(steps)
+    stats.forget_topic("A")
+    for _ in steps:
+        pass
+    assert (stats.item(TOPIC_PUT_NUMS, "A"), stats.by_topic) == (None, {})
+    assert stats.item(BROKER_PUT_NUMS, "Cluster").value == 1  # type: ignore[union-attr]
+
+
+def test_a_deleted_group_takes_its_counters_along(stats: Stats) -> None:
+    for group in ("G", "GB"):
+        stats.pulled(group, "A", 0, 1, 1, 0)
+        stats.pulled(group, "A", 0, 1, 1, 0, "A")
+        stats.sent_back(group, "A", dead=True)
+    stats.forget_group("G")
+    names = ((GROUP_GET_NUMS, "A@"), (GROUP_GET_LATENCY, "0@A@"), (SNDBCK_PUT_NUMS, "A@"), (DLQ_PUT_NUMS, "A@"))
+    assert [stats.item(name, f"{of}G") for name, of in names] == [None] * 4
+    assert all(stats.item(name, f"{of}GB") for name, of in names)
+    assert [[*stats.read], [*stats.popped], [*stats.dead]] == [[("A", "GB")], [("A", "GB", False)], [("A", "GB")]]
+    # What it reads later counts anew, and the broker's own sum goes on.
+    stats.pulled("G", "A", 0, 5, 1, 0)
+    stats.tick(NOON_MS)
+    assert _minute(stats, GROUP_GET_NUMS, "A@G").sum == 5
+    assert stats.item(BROKER_GET_NUMS, "Cluster").value == 9  # type: ignore[union-attr]
+
+
 def _minute(stats: Stats, name: str, key: str) -> Window:
     item = stats.item(name, key)
     assert item is not None, (name, key)

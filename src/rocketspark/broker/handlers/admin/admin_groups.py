@@ -167,6 +167,7 @@ class GroupHandler:
         self._pops.delete_group(request.ext.group)
         self._lite.subscriptions.forget_group(request.ext.group)
         self._lite.ordered.delete_group(request.ext.group)
+        self._stats.forget_group(request.ext.group)
         # A new group of this name starts at its own offsets.
         self._offsets.drop_resets(group=request.ext.group)
         if request.ext.clean_offsets or is_lite:

@@ -69,6 +69,13 @@ class TimerStatistics:
         """Count a message that was delivered."""
         self.dequeued[topic] = self.dequeued.get(topic, 0) + 1
 
+    def forget_topic(self, topic: str) -> None:
+        """Remove what was counted of a deleted topic; the rates leave it out too. What waits for it still counts."""
+        from_ms, before_in, before_out = self._rates_from
+        came, went = self.enqueued.pop(topic, 0), self.dequeued.pop(topic, 0)
+        self._rates_from = from_ms, before_in - came, before_out - went
+        self.delays.pop(topic, None)
+
     def waiting(self) -> dict[str, int]:
         """Return the number of waiting timer messages, by real topic."""
         return {topic: c.count for topic, c in self._counts.counts.items() if c.count}
