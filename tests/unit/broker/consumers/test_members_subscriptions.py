@@ -44,6 +44,28 @@ def test_what_a_member_told_at_length_goes_with_it() -> None:
     assert len(told(clients, Connection(3), codes=0, version=1, client_id="c").subscriptions["t"].codes) == 0
 
 
+def test_members_are_told_of_new_ones_other_topics_and_other_expressions_alone() -> None:
+    changes: list[ConsumerGroup] = []
+    clients = ConnectedClients(changes.append)
+    peer: Any = Connection(1)
+
+    def tells(version: int, **expressions: str) -> int:
+        wanted = [SubscriptionBody(topic=t, sub_string=e, sub_version=version) for t, e in expressions.items()]
+        data = ConsumerData(group_name="g", subscription_data_set=wanted)
+        clients.beat(peer, Heartbeat(client_id="c", consumer_data_set=[data]), "JAVA", 1, 0)
+        count = len(changes)
+        changes.clear()
+        return count
+
+    assert tells(1, t="a", u="*") == 1
+    assert (tells(1, t="a", u="*"), tells(2, t="a", u="*")) == (0, 0)
+    assert tells(3, t="b", u="*") == 1
+    # An older one changes nothing, whatever it says.
+    assert tells(2, t="a", u="*") == 0
+    assert clients.consumers["g"].subscriptions["t"].expression == "b"
+    assert (tells(3, t="b", u="*", v="*"), tells(3, t="b", v="*")) == (1, 1)
+
+
 def test_what_others_told_as_well_stays() -> None:
     clients = ConnectedClients(lambda group: None)
     one, other = Connection(1), Connection(2)

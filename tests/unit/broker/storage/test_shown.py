@@ -39,6 +39,35 @@ def test_who_is_master_again_shows_a_log_that_ends_where_it_ended() -> None:
     run(main())
 
 
+def test_what_no_send_waits_for_is_flushed_and_shown_at_once_and_all_is_shown_to_who_waits_once_it_may_be() -> None:
+    async def main() -> None:
+        disk = Disk()
+        arrivals = LongPolling(log_end=lambda: disk.written_position)
+        # Nothing but what is asked for is flushed within a minute.
+        service = flush_service(disk, arrivals=arrivals)
+        service.show_flushed(True)
+        await until(lambda: disk.flushes == 1)
+        waiter = Asked()
+        arrivals.wait(("T", 0), 60, waiter)
+        disk.written_position = 7
+        arrivals.mark("T", 0)
+        await until(lambda: disk.shown == [0, 7])
+        disk.gate.clear()
+        disk.written_position = 9
+        arrivals.mark("T", 0)
+        await asyncio.sleep(0)
+        looks = len(waiter.asked)
+        service.show_flushed(False)
+        await asyncio.sleep(0)
+        assert (disk.shown, len(waiter.asked)) == ([0, 7, None], looks + 1)
+        disk.gate.set()
+        service.stop_threads()
+        service.finish()
+        arrivals.close()
+
+    run(main())
+
+
 @pytest.mark.shows("mended: who waited for what a listener stored meanwhile was not told once it was shown")
 def test_what_is_stored_while_others_are_shown_is_marked_again() -> None:
     async def main() -> None:

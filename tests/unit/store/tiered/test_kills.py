@@ -17,6 +17,7 @@ from rocketspark.errors import StoreUnwritable
 from rocketspark.protocol.message import record
 from rocketspark.store.commitlog.dispatch import tags_code
 from rocketspark.store.files.system_calls import OsFiles
+from rocketspark.store.tiered.layout import UNIT
 from rocketspark.store.tiered.queue_tier import NewUnit
 from rocketspark.store.tiered.tier import Tier, TierSettings
 
@@ -193,6 +194,8 @@ def test_what_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
         lows.add(queue.low)
         kept = {run.key(entry.base_offset) for run in (queue.log, queue.units) for entry in run.entries}
         assert set(objects.content) == kept, fails_in
+        # The units of removed messages go too, a whole segment at a time.
+        assert 0 < queue.units.start <= queue.low * UNIT.size < queue.units.entries[1].base_offset
         tier.close()
     assert len(lows) == 1
     assert 0 not in lows
