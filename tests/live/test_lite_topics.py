@@ -17,9 +17,11 @@ from rocketspark import LiteSimpleConsumer, Producer
 from rocketspark.admin.groups import GroupSettings
 from rocketspark.admin.operations import Admin
 from rocketspark.broker.lite import events, parts
+from rocketspark.client.consumer.lite import lite_subscriptions
 from rocketspark.errors import StoreFull
 from rocketspark.store import Store
 from rocketspark.testing import Cluster, run_cluster
+from rocketspark.testing.process import run_server_process
 
 pytestmark = pytest.mark.shows("lite topics: subscriptions, pops in order within each, expiry, what operators ask")
 
@@ -216,6 +218,24 @@ def test_an_offset_goes_on_over_a_restart_and_what_was_out_comes_again(tmp_path:
         assert link.pop("r").code == 210
         assert link.change("COMPLETE_ADD", ["restarted"], "r") == [0, None]
         assert [row[0] for each in link.until(2, "r") for row in each.rows] == ["r1", "r2"]
+        link.close()
+
+
+def test_a_broker_that_was_started_again_is_told_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no receive waited meanwhile, whose end would tell that the broker was lost."""
+    monkeypatch.setattr(lite_subscriptions, "AGAIN_S", 3600.0)
+    with run_server_process(tmp_path / "store", config=lite_topics.SETTINGS) as server:
+        link = made(server.broker)
+        with LiteSimpleConsumer(server.namesrv, GROUP, TOPIC) as consumer:
+            consumer.subscribe_lite("kept")
+            server.kill()
+            link.close()
+            server.start()
+            link = Link(server.broker)
+            assert link.send(b"after", "kept")["code"] == 0
+            assert [m.body for m in consumer.receive(timeout_ms=LIMIT_S * 1000)] == [b"after"]
         link.close()
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from rocketspark.client.connection import lite_api, pop_api
 from rocketspark.client.connection.instance import Instance
+from rocketspark.client.consumer.lite.lite_subscriptions import LiteSubscriptions
 from rocketspark.client.consumer.pop.pop_calls import REPLY_SPARE_MS, PopCalls, Wanted
 from rocketspark.client.message_batch import without_namespace
 from rocketspark.model import ReceivedMessage
@@ -23,13 +24,13 @@ log = logging.getLogger("rocketspark.client")
 
 
 class LiteCalls(PopCalls):
-    """The calls of one group that reads lite topics. `names`: those that are subscribed to; a message of another, which
-    a broker may still give out after the subscription ended, is given back.
+    """The calls of one group that reads lite topics. `subscriptions`: a message of a lite topic that is not among them,
+    which a broker may still give out after the subscription ended, is given back.
     """
 
-    def __init__(self, instance: Instance, group: str, bare: str, names: Container[str]) -> None:
+    def __init__(self, instance: Instance, group: str, bare: str, subscriptions: LiteSubscriptions) -> None:
         super().__init__(instance, group, bare)
-        self._names = names
+        self._subscriptions = subscriptions
 
     async def pop(self, wanted: Wanted, poll_ms: int) -> list[ReceivedMessage]:
         """Return messages of the client's lite topics; wait at the broker up to `poll_ms` for the first. Raises
@@ -37,6 +38,7 @@ class LiteCalls(PopCalls):
         """
         queue = wanted.queue
         peer = await self._peer(queue.topic, queue.broker_name)
+        await self._subscriptions.tell_once(peer)
         header = PopLiteHeader(
             client_id=self.instance.client_id,
             group=self.group,
@@ -63,8 +65,8 @@ class LiteCalls(PopCalls):
             message.receipt_handle = lite_handle(told, queue.broker_name, offset).encode()
             given.append(message)
         without_namespace(given, self._namespace)
-        self.give_back([message for message in given if message.lite_topic not in self._names])
-        return [message for message in given if message.lite_topic in self._names]
+        self.give_back([message for message in given if message.lite_topic not in self._subscriptions])
+        return [message for message in given if message.lite_topic in self._subscriptions]
 
     async def ack(self, messages: Iterable[ReceivedMessage]) -> None:
         """Acknowledge messages, each by a request of its own. Raises the first error, once all have been tried."""

@@ -14,8 +14,8 @@ from rocketspark.client.consumer.lite.lite_calls import LiteCalls
 from rocketspark.client.consumer.lite.lite_subscriptions import LiteSubscriptions, Position, offset_option
 from rocketspark.client.consumer.pop.simple_consumer import GIVE_BACK_S, AsyncSimpleConsumer
 from rocketspark.client.options import ClientOptions
-from rocketspark.errors import ServerError, UsageError
-from rocketspark.model import MessageQueue, namespace, subscribe
+from rocketspark.errors import UsageError
+from rocketspark.model import namespace, subscribe
 from rocketspark.protocol.json import bodies
 
 
@@ -105,8 +105,3 @@ class AsyncLiteSimpleConsumer(AsyncSimpleConsumer):
         told = super()._heartbeat()
         told.message_model = "LITE_SELECTIVE"
         return told
-
-    def _trouble(self, queue: MessageQueue, error: BaseException) -> None:
-        super()._trouble(queue, error)
-        if not isinstance(error, ServerError):
-            self._lite.tell_soon()

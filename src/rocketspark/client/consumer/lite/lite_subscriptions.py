@@ -1,14 +1,15 @@
 """The lite topics that one client reads, as the brokers of their parent topic are told.
 
 Rule (LitePushConsumerImpl of the clients 5.2, LiteSubscriptionRegistryImpl, 5.5.0): a change is told at once to every
-broker; all of them are told again every 30 s, and as soon as a broker that was lost answers: it keeps nothing over a
-restart. A lite topic that a broker took away is not asked for again.
+broker; all of them are told again every 30 s, and before the first pop over each connection: a broker keeps nothing
+over a restart. A lite topic that a broker took away is not asked for again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -73,7 +74,8 @@ class LiteSubscriptions:
         # The group's wildcard: brokers give its clients all lite topics once they have told that they are there.
         self._reads_all = False
         self._sees_settings = True
-        self._soon = asyncio.Event()
+        # Connections over which everything was told.
+        self._told: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._tasks = Tasks()
 
     def begin(self) -> None:
@@ -133,9 +135,17 @@ class LiteSubscriptions:
         except (RocketSparkError, TimeoutError) as e:
             log.info("group %s: a broker forgets lite topic %s only in some minutes: %s", self._group, name, e)
 
-    def tell_soon(self) -> None:
-        """Have the brokers told anew, as one of them may have been started again."""
-        self._soon.set()
+    async def tell_once(self, broker: Peer) -> None:
+        """Tell a broker of everything, if it was not yet over this connection: it may have been started again. Raises
+        TransportError.
+        """
+        if broker in self._told or not (self.names or self._reads_all):
+            return
+        try:
+            await self._tell([broker], LiteAction.COMPLETE_ADD, sorted(self.names))
+        except ServerError as e:
+            log.info("group %s: %s was not told of lite topics: %s", self._group, broker.address, e)
+        self._told.add(broker)
 
     async def end(self, timeout_s: float) -> None:
         """Unsubscribe from everything, if the brokers answer in time."""
@@ -180,14 +190,7 @@ class LiteSubscriptions:
                 if self.names or self._reads_all:
                     text = "group %s: brokers were not told of lite topics, again in %g s: %s"
                     log.info(text, self._group, wait_s, e)
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._soon.wait()
-                    # A broker that was lost needs a moment.
-                    await asyncio.sleep(TROUBLE_S)
-            except TimeoutError:
-                pass
-            self._soon.clear()
+            await asyncio.sleep(wait_s)
 
     async def _tell_all(self) -> None:
         """Tell the brokers of everything that is read, if anything is, or was because of a wildcard."""
@@ -201,6 +204,7 @@ class LiteSubscriptions:
                 self._sees_settings = e.code != ResponseCode.NO_PERMISSION
         if self.names or self._reads_all or had_all:
             await self._tell(brokers, LiteAction.COMPLETE_ADD, sorted(self.names))
+            self._told.update(brokers)
 
     async def _brokers(self) -> list[Peer]:
         """Return the connections to all brokers that the topic is read from. Raises RouteNotFound, TransportError."""
