@@ -274,6 +274,61 @@ def test_what_cannot_be_removed_keeps_nothing_from_being_copied(
     run(main())
 
 
+@pytest.mark.shows(
+    "mended: second tier: a segment that could not be removed, and three queues that could not be copied, kept all"
+    " other queues from being copied, and removed, for as long"
+)
+@pytest.mark.parametrize("what", ["dropped", "expired", "copied"])
+def test_queues_that_fail_hold_no_other_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    append, remove = FolderSegments.append, FolderSegments.remove
+    is_broken = what == "copied"
+
+    def check(key: str) -> None:
+        if is_broken and "/broken" in key:
+            raise StoreUnwritable(f"{key} is not to be changed", retriable=True)
+
+    def appended(self: FolderSegments, key: str, at: int, content: bytes) -> None:
+        check(key) if what == "copied" else None
+        append(self, key, at, content)
+
+    def removed(self: FolderSegments, key: str) -> None:
+        check(key)
+        remove(self, key)
+
+    monkeypatch.setattr(FolderSegments, "append", appended)
+    monkeypatch.setattr(FolderSegments, "remove", removed)
+    monkeypatch.setattr(tiering, "RETRY_MS_MAX", 50)
+    broken = [f"broken{number}" for number in range(4)]
+
+    async def main() -> None:
+        nonlocal is_broken
+        hours = {"tiered_store_file_reserved_time": 0, "tiered_store_delete_file_interval": 1}
+        sizes = {"tiered_store_commit_log_max_size": 2000, **(hours if what == "expired" else {})}
+        async with tiered(tmp_path, **sizes) as server, connected(server.address) as peer:
+            found: Any = server._tiering
+            for topic in (*broken, TOPIC):
+                await create(peer, topic, queues=1)
+            is_broken = True
+            for topic in broken:
+                for _ in range(3):
+                    await sent(peer, bytes(1200), topic)
+            if what == "dropped":
+                await until(lambda: [q.next for q in found.tier.queues.values()] == [3] * 4 if found.tier else False)
+                for topic in broken:
+                    await peer.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic))
+            await until(lambda: found.failures)
+            await filled(peer)
+            await uploaded(server)
+            if what == "expired":
+                await until(lambda: found.tier.queues[TOPIC, 0].low > COUNT - 10)
+            assert found._failures
+            is_broken = False
+            done = {"dropped": lambda: len(found.tier.queues) == 1, "expired": lambda: not found._failures}
+            await until(done.get(what, lambda: len(found.tier.queues) == 5 and not found.behind))
+
+    run(main())
+
+
 @pytest.mark.shows("second tier: a store that lost its log serves what the tier has before its queues, nothing twice")
 def test_a_lost_log_leaves_what_the_tier_has(tmp_path: Path) -> None:
     async def main() -> None:

@@ -28,6 +28,7 @@ from rocketspark.store.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rocketspark.store.consumequeue.consume_queue import GAP_SIZE, ConsumeQueue
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.store import Store
+from rocketspark.store.tiered.attempts import Attempts
 from rocketspark.store.tiered.cold_cache import ColdCache
 from rocketspark.store.tiered.layout import broker_folder
 from rocketspark.store.tiered.owner import TierOwner
@@ -46,8 +47,6 @@ QUEUES_IN_TURN = 256
 UNITS_IN_TURN = 512
 # A replica looks for what its master has written so often, and no sooner than the second again if a reader wants more.
 FOLLOW_MS, FOLLOW_MS_MIN = 60_000, 2000
-# Queues that fail in one round before the others wait for the next.
-FAILURES_IN_ROUND = 3
 # Messages that are looked at for one that both the store and the tier have, where some are missing.
 GAPS_MAX = 100
 # A store that had no message at its start may have lost all: its tier, or its right to it, is waited for so long.
@@ -87,6 +86,7 @@ class Tiering(TierReads):
         self._expired_ms = 0
         # Whether the tier has anything that its table does not tell yet.
         self._unsaved = False
+        self._dropping, self._uploading = Attempts(), Attempts()
         self._followed_s = 0.0
         self.topic_of: Callable[[str], TopicConfig | None] = lambda topic: None
         self._may_be_lost_until_s = machine.monotonic() + LOST_S if not store.written_position else 0.0
@@ -248,7 +248,7 @@ class Tiering(TierReads):
         self._unsaved |= await self._drop_deleted(tier)
         s = self._settings.tier
         expired_ago_ms = now - self._expired_ms
-        failed: StoreError | None = None
+        failed: list[StoreError] = []
         if s.tiered_store_delete_file_enable and not 0 <= expired_ago_ms < s.tiered_store_delete_file_interval:
             # First of all: a full disk gets room by it.
             expire = partial(tier.expire, now, s.tiered_store_file_reserved_time, self._reserved_ms)
@@ -260,13 +260,14 @@ class Tiering(TierReads):
                 raise
             except StoreError as e:
                 # Who may write there and not remove still has all copied before the store's own files go.
-                failed = e
+                failed = [e]
         self._begin_lost(tier)
-        failed = await self._upload_all(tier) or failed
+        await self._upload_all(tier)
+        failed = [*self._dropping.errors, *failed, *self._uploading.errors]
         self._unsaved |= await self._writer.run(partial(tier.upload_keys, now))
         await self._save(tier, now)
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed[-1]
 
     async def _save(self, tier: Tier, now: int) -> None:
         if self._unsaved:
@@ -314,48 +315,54 @@ class Tiering(TierReads):
         await self._opened(partial(self._make, is_read_only=True), before)
         self._followed_s = loop.time()
 
-    async def _upload_all(self, tier: Tier) -> StoreError | None:
-        """Upload what is due of all queues, unless many cannot be; return the first error. Raises TierTaken."""
+    async def _upload_all(self, tier: Tier) -> None:
+        """Upload what is due of all queues, unless many cannot be. Raises TierTaken."""
         behind: dict[Queue, int] = {}
-        failed: list[StoreError] = []
-        async for topic, queue_id, queue in self._queues():
-            try:
+        attempts = self._uploading
+        attempts.begin()
+        async for topic, queue_id, queue in self._queues(frozenset(attempts.failed)):
+            with attempts.at((topic, queue_id)):
                 done, left = await self._upload(tier, topic, queue_id, queue)
-            except TierTaken:
-                raise
-            except StoreError as e:
-                failed.append(e)
-                if len(failed) >= FAILURES_IN_ROUND:
-                    return failed[0]
-                continue
-            self._unsaved |= done
-            if left:
-                behind[topic, queue_id] = left
+                self._unsaved |= done
+                if left:
+                    behind[topic, queue_id] = left
+            if attempts.is_over:
+                return
         self.behind = behind
-        return failed[0] if failed else None
 
-    async def _queues(self) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
-        """Yield the queues that are kept in the tier (rule: MessageStoreTopicFilter, 5.5.0), some in each turn."""
+    async def _queues(self, last: frozenset[Queue] = frozenset()) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
+        """Yield the queues that are kept in the tier (rule: MessageStoreTopicFilter, 5.5.0), some in each turn. `last`:
+        those that come behind all others.
+        """
         looked_at = 0
-        for topic, ids in list(self._store.queues().items()):
-            if not self._takes(topic):
-                continue
-            for queue_id in list(ids):
-                looked_at += 1
-                if looked_at % QUEUES_IN_TURN == 0:
-                    await asyncio.sleep(0)
-                queue = self._store.consume_queues.find(topic, queue_id)
-                if queue is not None:
-                    yield topic, queue_id, queue
+        for is_last in [False, True] if last else [False]:
+            for topic, ids in list(self._store.queues().items()):
+                if not self._takes(topic):
+                    continue
+                for queue_id in list(ids):
+                    looked_at += 1
+                    if looked_at % QUEUES_IN_TURN == 0:
+                        await asyncio.sleep(0)
+                    if ((topic, queue_id) in last) is not is_last:
+                        continue
+                    queue = self._store.consume_queues.find(topic, queue_id)
+                    if queue is not None:
+                        yield topic, queue_id, queue
+
+    def _is_former(self, queue: QueueTier) -> bool:
+        """Tell whether its topic was made anew since, so that it has to go."""
+        return queue.compared and not queue.left and self._is_made_anew(queue)
 
     async def _drop_deleted(self, tier: Tier) -> bool:
         queues, gone = self._store.queues(), False
-        for (topic, queue_id), queue in list(tier.queues.items()):
+        self._dropping.begin()
+        for topic, queue_id in self._dropping.order(list(tier.queues)):
             # A deletion is forgotten once the log has nothing from before it: that says nothing of this one.
-            made_anew = queue.compared and not queue.left and self._is_made_anew(queue)
-            if made_anew or (topic not in queues and self._store.made_at(topic) is not None):
-                await self._drop(tier, topic, queue_id)
-                gone = True
+            is_deleted = topic not in queues and self._store.made_at(topic) is not None
+            if (is_deleted or self._is_former(tier.queues[topic, queue_id])) and not self._dropping.is_over:
+                with self._dropping.at((topic, queue_id)):
+                    await self._drop(tier, topic, queue_id)
+                    gone = True
         return gone
 
     async def _drop(self, tier: Tier, topic: str, queue_id: int) -> None:
@@ -384,6 +391,9 @@ class Tiering(TierReads):
         if tiered is not None and tiered.left:
             return changed, 0
         high = self._store.queue_range(topic, queue_id)[1]
+        if tiered is not None and self._is_former(tiered):
+            # It could not be removed yet.
+            return changed, max(high - queue.min, 0)
         if tiered is None:
             if queue.min == high:
                 return changed, 0
@@ -497,7 +507,8 @@ class Tiering(TierReads):
             tiered = tier.find(topic, queue_id)
             if tiered is not None and tiered.left:
                 continue
-            at = max(tiered.next, queue.min) if tiered is not None and tiered.compared else queue.min
+            is_ours = tiered is not None and tiered.compared and not self._is_former(tiered)
+            at = max(tiered.next, queue.min) if tiered is not None and is_ours else queue.min
             at = queue.after_gap(at, queue.next) if at < queue.next else at
             if at < queue.next:
                 lowest = min(lowest, queue.unit(at)[0])

@@ -12,7 +12,7 @@ import msgspec
 
 from rocketspark.errors import StoreUnwritable
 from rocketspark.store.tiered.layout import NO_TIME, SegmentEntry, SegmentKind, segment_key
-from rocketspark.store.tiered.segments import SegmentStore
+from rocketspark.store.tiered.segments import FAILURES_MAX, SegmentStore, TierTaken
 
 
 class FlatFile:
@@ -146,36 +146,45 @@ class FlatFile:
 
     # -- removal
 
-    def expire(self, before_ms: int) -> bool:
-        """Remove the oldest segments whose messages are all older, but for the last one; tell whether any went.
+    def expire(self, before_ms: int) -> None:
+        """Remove the oldest segments whose messages are all older, but for the last one.
 
         Raises StoreUnwritable; a later call goes on.
         """
-        self._remove_expired()
-        gone = False
         while len(self.entries) > 1 and self.entries[0].end_ms < before_ms:
-            self._remove_first()
-            gone = True
-        return gone
+            self._leave_first()
+        self._remove_expired()
 
     def expire_below(self, at: int) -> None:
         """Remove the oldest segments that end at or before a byte, but for the last.
 
         Raises StoreUnwritable; a later call goes on.
         """
-        self._remove_expired()
         while len(self.entries) > 1 and self.entries[1].base_offset <= at:
-            self._remove_first()
+            self._leave_first()
+        self._remove_expired()
 
-    def _remove_first(self) -> None:
+    def _leave_first(self) -> None:
         self._expired.append(self.entries[0].base_offset)
         self.entries = self.entries[1:]
-        self._remove_expired()
 
     def _remove_expired(self) -> None:
-        while self._expired:
-            self._store.remove(self.key(self._expired[0]))
-            del self._expired[0]
+        """Remove what nobody reads any more, also behind a segment that cannot be removed."""
+        failed: list[StoreUnwritable] = []
+        for base in list(self._expired):
+            try:
+                self._store.remove(self.key(base))
+            except TierTaken:
+                raise
+            except StoreUnwritable as e:
+                failed.append(e)
+                # It is tried last from now on, as only a few failures are waited for.
+                self._expired.append(base)
+            self._expired.remove(base)
+            if len(failed) >= FAILURES_MAX:
+                break
+        if failed:
+            raise failed[0]
 
     def destroy(self) -> None:
         """Remove all segments. Raises StoreUnwritable; a later call goes on."""

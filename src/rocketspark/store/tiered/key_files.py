@@ -7,6 +7,7 @@ and no message without its entries.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from rocketspark.store.files.system_calls import OsFiles, failure, make_folder, 
 from rocketspark.store.tiered.flat_file import FlatFile
 from rocketspark.store.tiered.layout import NO_TIME
 
+_log = logging.getLogger("rocketspark.store")
 # Magic, first and last time, slots in use, entries.
 _HEADER = struct.Struct(">iqqii")
 # Hash, topic, queue, position, size, seconds since the file's first time; in a growing file also the next entry.
@@ -79,7 +81,9 @@ class GrowingKeyFile:
                     " tieredStoreIndexFileMaxIndexNum as they were, or move the file away"
                 )
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            _, _, self.end_ms, self._used, self.count = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0))
+            _, _, self.end_ms, self._used, count = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0))
+            # Bits have flipped in a count that it has no room for: it is full then, and no entry is written over.
+            self.count = count if 0 <= count < entries else entries - 1
         except OSError as e:
             raise failure(e, "open", self.path) from e
         self.end_ms = max(self.end_ms, begin_ms if is_new else 0)
@@ -192,18 +196,21 @@ class KeyFiles:
             else:
                 self._growing.append(file)
 
-    def check_segments(self) -> None:
-        """Leave out a segment whose upload was not finished, which the store still has as a file, and read from the
-        others the times that the table lacked. Raises StoreUnwritable.
+    def check_segments(self, *, is_read_only: bool = False) -> None:
+        """Leave out the last segment if its upload was not finished, so that the store still has it as a file, and read
+        from the others the times that the table lacked. Raises StoreUnwritable.
+
+        Bits may have flipped in the head of another one. `is_read_only`: another broker may be writing to the last.
         """
         found = []
         for entry in self.segments.entries:
-            size = 0
+            size = begin_ms = end_ms = 0
             if entry.size > _HEADER.size + _SLOT.size:
                 head = self.segments.read(entry.base_offset, _HEADER.size + _FIRST.size)
                 _, begin_ms, end_ms, _, count = _HEADER.unpack_from(head)
                 size = _FIRST.unpack_from(head, _HEADER.size)[0] + count * SORTED_TYPE.itemsize
-            if size != entry.size:
+            is_doubtful = size != entry.size and entry is self.segments.entries[-1]
+            if is_doubtful and (is_read_only or not size or os.path.exists(f"{self._folder}/{begin_ms}")):
                 self.segments.cut(entry.base_offset)
                 break
             if entry.begin_ms == NO_TIME:
@@ -259,14 +266,26 @@ class KeyFiles:
             if entry.end_ms >= begin_ms and entry.size > _HEADER.size + _SLOT.size:
                 yield from self._find_in(entry.base_offset, entry.begin_ms, entry.size, hashed)
 
+    def _slots_of(self, base: int, size: int) -> int:
+        """Return how many slots a segment has: its entries begin at the first slot's place, and end with it; 0 if bits
+        have flipped in both that place and their number.
+        """
+        head = self.segments.read(base, _HEADER.size + _FIRST.size)
+        count = _HEADER.unpack_from(head)[-1]
+        for first in (_FIRST.unpack_from(head, _HEADER.size)[0], size - count * SORTED_TYPE.itemsize):
+            slots, over = divmod(first - _HEADER.size, _SLOT.size)
+            if slots > 0 and first <= size and not over and not (size - first) % SORTED_TYPE.itemsize:
+                return int(slots)
+        return 0
+
     def _find_in(self, base: int, begin_ms: int, size: int, hashed: int) -> Iterator[KeyEntry]:
-        # The first slot's place tells how many there are.
-        (first,) = _FIRST.unpack(self.segments.read(base + _HEADER.size, _FIRST.size))
-        slots = (first - _HEADER.size) // _SLOT.size
-        if not 0 < slots <= size // _SLOT.size:
-            raise StoreUnwritable(f"{self.segments.key(base)} is no key index: move it out of the tier")
+        slots = self._slots_of(base, size)
+        if not slots:
+            key = self.segments.key(base)
+            _log.error("tier: %s is no key index, as bits have flipped: its keys are not found", key)
+            return
         at, length = _SLOT.unpack(self.segments.read(base + _HEADER.size + hashed % slots * _SLOT.size, _SLOT.size))
-        length = min(length, LOOKED_AT_MAX * SORTED_TYPE.itemsize)
+        length = min(length - length % SORTED_TYPE.itemsize, LOOKED_AT_MAX * SORTED_TYPE.itemsize)
         if at <= 0 or length <= 0 or at + length > size:
             return
         for row in np.frombuffer(self.segments.read(base + at, length), SORTED_TYPE).tolist():

@@ -209,9 +209,8 @@ class QueueTier:
             self.log.cut(log_end)
             raise
 
-    def expire(self, before_ms: int) -> bool:
-        """Remove the oldest segments whose messages are all older; tell whether any went. Raises StoreUnwritable."""
-        starts = self.log.start, self.units.start
+    def expire(self, before_ms: int) -> None:
+        """Remove the oldest segments whose messages are all older. Raises StoreUnwritable; a later call goes on."""
         try:
             self.log.expire(before_ms)
         finally:
@@ -219,7 +218,6 @@ class QueueTier:
             if self._low_found_at != self.log.start:
                 self.find_low()
         self.units.expire_below(self.low * UNIT.size)
-        return starts != (self.log.start, self.units.start)
 
     def destroy(self) -> None:
         """Remove it from the tier. Raises StoreUnwritable."""

@@ -22,6 +22,8 @@ _log = logging.getLogger("rocketspark.store")
 SECTOR_BYTES = 512
 # In a broker's folder: who has it locked writes there.
 LOCK_FILE = "owner.lock"
+# After so many calls that failed the rest waits for the next round: each may take seconds.
+FAILURES_MAX = 3
 # Who finds it locked tries again so often, so many times: others have it for a moment when they look at who signs.
 _TRY_S, _TRIES = 0.05, 20
 

@@ -18,6 +18,7 @@ from rocketspark.store.commitlog.dispatch import enters_index
 from rocketspark.store.files import config_files
 from rocketspark.store.files.system_calls import OsFiles
 from rocketspark.store.index.key_hashes import key_hash
+from rocketspark.store.tiered.attempts import Attempts
 from rocketspark.store.tiered.flat_file import FlatFile
 from rocketspark.store.tiered.key_files import KeyFiles, NewKey
 from rocketspark.store.tiered.layout import (
@@ -89,6 +90,7 @@ class Tier:
         self._unfinished: dict[Queue, list[int]] = {}
         index = self._flat(queue_path(settings.broker, INDEX_TOPIC, 0), SegmentKind.INDEX, NO_TIME)
         self.keys = KeyFiles(settings.root, index, settings.index_slots, settings.index_entries, self._files)
+        self._expiring = Attempts()
         # Since the start: by topic the messages that were appended, and the bytes of all.
         self.appended: dict[str, int] = {}
         self.appended_bytes = 0
@@ -128,7 +130,7 @@ class Tier:
         for (topic, queue_id), kinds in found.items():
             if topic == INDEX_TOPIC:
                 self._take_over(self.keys.segments, kinds)
-                self.keys.check_segments()
+                self.keys.check_segments(is_read_only=self.is_read_only)
                 continue
             queue = self._queue(topic, queue_id)
             self._take_over(queue.log, kinds)
@@ -287,13 +289,14 @@ class Tier:
     def expire(
         self, now_ms: int, reserved_hours: int, reserved_ms: Callable[[str], int | None] = lambda topic: 0
     ) -> bool:
-        """Remove segments that are too old; tell whether any went. Raises StoreUnwritable.
+        """Remove segments that are too old; tell whether any went. Raises StoreUnwritable, once those of others went.
 
         `reserved_ms`: returns a topic's own time, 0 where it has none, None for a topic of which nothing goes; one in
         the table comes next, then `reserved_hours`.
         """
-        gone, longest_ms = False, reserved_hours * HOUR_MS
-        for (topic, _), queue in list(self.queues.items()):
+        longest_ms, before = reserved_hours * HOUR_MS, self._starts()
+        self._expiring.begin()
+        for topic, queue_id in self._expiring.order(list(self.queues)):
             kept_ms = reserved_ms(topic)
             if kept_ms is None:
                 continue
@@ -301,9 +304,18 @@ class Tier:
                 entry = self._table.topic_metadata_table.get(topic)
                 hours = entry.reserved_hours if entry is not None and entry.reserved_hours > 0 else reserved_hours
                 kept_ms = hours * HOUR_MS
-            gone |= queue.expire(now_ms - kept_ms)
             longest_ms = max(longest_ms, kept_ms)
-        return self.keys.segments.expire(now_ms - longest_ms) or gone
+            if not self._expiring.is_over:
+                with self._expiring.at((topic, queue_id)):
+                    self.queues[topic, queue_id].expire(now_ms - kept_ms)
+        with self._expiring.at((INDEX_TOPIC, 0)):
+            self.keys.segments.expire(now_ms - longest_ms)
+        if self._expiring.errors:
+            raise self._expiring.errors[0]
+        return self._starts() != before
+
+    def _starts(self) -> list[tuple[int, int]]:
+        return [(self.keys.segments.start, 0), *((q.log.start, q.units.start) for q in self.queues.values())]
 
     def drop(self, topic: str, queue_id: int) -> None:
         """Remove a queue from the tier. Raises StoreUnwritable; a later call goes on."""

@@ -30,8 +30,8 @@ def filled(folder: Path) -> Objects:
     return objects
 
 
-def opened(folder: Path, objects: Objects) -> Tier:
-    sizes = {"log_bytes": 4000, "queue_bytes": 20 * 50, "index_slots": 5, "index_entries": 1000}
+def opened(folder: Path, objects: Objects, entries: int = 1000) -> Tier:
+    sizes = {"log_bytes": 4000, "queue_bytes": 20 * 50, "index_slots": 5, "index_entries": entries}
     tier = Tier(TierSettings(str(folder), "c", "b", **sizes), ObjectSegments(objects, "bucket/tier"))
     tier.open()
     return tier
@@ -88,3 +88,59 @@ def test_flipped_bits_of_a_tier_hurt_what_they_hit_alone(tmp_path: Path) -> None
         assert queue.offset_at_time(1050, False) <= COUNT
         for each in {before, flipped}:
             each.close()
+
+
+def keys_of(tier: Tier) -> set[int]:
+    return {number for number in range(0, COUNT, 3) if tier.query("t", f"key{number}", 5, 0, 1 << 60)}
+
+
+@pytest.mark.shows(
+    "mended: second tier: a bit that flipped in the head of its key index took the keys of all later files, for good,"
+    " and one in a slot ended each search"
+)
+def test_flipped_bits_of_a_key_index_hurt_what_they_hit_alone(tmp_path: Path) -> None:
+    objects = Objects()
+    tier = opened(tmp_path, objects, entries=61)
+    queue = tier.begin("t", 0, 0, None, 0)
+    for at in range(0, COUNT, 10):
+        tier.append(queue, MESSAGES[at : at + 10], 5)
+        tier.upload_keys(5)
+    tier.save(6)
+    tier.close()
+    paths = sorted((path for path in objects.content if "INDEX" in path), key=lambda path: path.rsplit("/", 2)[1][8:])
+    assert len(paths) == 3
+    # Of the head, the slots and the first entry, as the others are like it.
+    for bit in range(0, (28 + 5 * 8 + 28) * 8, 11):
+        hurt = Objects()
+        hurt.content = dict(objects.content)
+        path = paths[bit % 5 % 3]
+        content = bytearray(hurt.content[path])
+        content[bit // 8] ^= 1 << bit % 8
+        hurt.content[path] = bytes(content)
+        flipped = opened(tmp_path, hurt, entries=61)
+        found = keys_of(flipped)
+        # Of a file, which has 30 messages, one of five slots, or one entry.
+        assert len(found) >= len(range(0, COUNT, 3)) - 5, (path, bit)
+        flipped.upload_keys(7)
+        assert set(hurt.content) == set(objects.content), bit
+        flipped.close()
+
+
+def test_a_growing_key_file_with_a_flipped_count_is_full(tmp_path: Path) -> None:
+    objects = Objects()
+    tier = opened(tmp_path, objects)
+    queue = tier.begin("t", 0, 0, None, 0)
+    tier.append(queue, MESSAGES[:COUNT], 5)
+    tier.close()
+    (path,) = (tmp_path / "tiered_index_file").iterdir()
+    content = bytearray(path.read_bytes())
+    content[24] ^= 0x80
+    path.write_bytes(content)
+    again = opened(tmp_path, objects)
+    assert keys_of(again) == set(range(0, COUNT, 3))
+    found = again.find("t", 0)
+    assert found is not None
+    again.append(found, MESSAGES[COUNT : COUNT + 5], 5)
+    assert again.upload_keys(7)
+    assert keys_of(again) == set(range(0, COUNT, 3))
+    again.close()
