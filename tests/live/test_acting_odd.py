@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from tests.live.support import GROUP, TOPIC, connected, create, run, sent, until
+from tests.live.pop_support import BROKER, ack, pop, popped
+from tests.live.support import GROUP, TOPIC, connected, create, run, send_header, sent, until
 from tests.live.test_acting_master import HALF, Hung, bodies_of, commit, create_on, replicas
 from tests.live.test_broker_transactions import half
 
@@ -17,6 +18,7 @@ from rocketspark.broker.replication.acting import acting_master
 from rocketspark.broker.replication.role import Role
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage.json_tables import now_ms
+from rocketspark.protocol.codes import RequestCode, ResponseCode
 
 LEVELS = "1s 2s 9s"
 
@@ -246,5 +248,37 @@ def test_a_slave_that_acts_instead_of_another_goes_on_where_that_one_was(tmp_pat
             assert first._offsets.get(GROUP, TOPIC, 0) == 3
             master = await r.start(0)
             await all_come(expected, master, other)
+
+    run(main())
+
+
+@pytest.mark.shows("mended: a slave wrote pops and replies into its copy of the log, and was no copy any more")
+def test_a_slave_that_is_asked_for_pops_and_replies_stays_a_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path) as r:
+            master, slave = await r.start(0), await r.start(1)
+            await create_on(master)
+            async with connected(master.address) as peer:
+                for number in range(3):
+                    await sent(peer, b"%d" % number)
+                (given,) = await popped(peer, count_max=1)
+            handle = given.handle.replace(BROKER, master.settings.broker_name)
+            await r.copied()
+            end = slave.store.written_position
+            reply = send_header("DefaultCluster_REPLY_TOPIC", 0, pairs={"REPLY_TO_CLIENT": "nobody"})
+            async with connected(slave.address) as peer:
+                for is_away in (False, True):
+                    if is_away:
+                        await r.stop(0)
+                        await until(lambda: slave.role.kind is Role.ACTING)
+                    replied = await peer.request(RequestCode.SEND_REPLY_MESSAGE_V2, reply, b"x")
+                    assert replied.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                    assert not (await pop(peer)).body
+                    assert (await ack(peer, given, handle=handle)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+                    assert slave.store.end_position == end
+            master = await r.start(0)
+            async with connected(master.address) as peer:
+                await sent(peer, b"it is copied on")
+            await r.copied()
 
     run(main())

@@ -123,8 +123,8 @@ class ReplicaReceiver:
             self.number = None
             self.shared_ends = []
             store_number.forget_number(self.settings.root)
-        self.log.is_replica = True
-        self.log.limit = self._dirty_end = 0
+        self.log.take_copies(True)
+        self._dirty_end = 0
         self._received = self._whole = self._stream_from = self.log.written
         self._held_back = b""
         self._arrived: dict[ConsumeQueue, None] = {}
@@ -151,8 +151,7 @@ class ReplicaReceiver:
         self.forget_deletions_beyond(whole)
         self._received = self._dirty_end = 0
         self.began_empty = self.began_empty and whole == 0
-        self.log.is_replica = False
-        self.log.limit = 0
+        self.log.take_copies(False)
 
     # -- receiving
 

@@ -366,13 +366,23 @@ def test_a_stretch_that_was_cut_away_meanwhile_is_not_mended(make_store: Any, tm
     assert log_of(slave) == b""
 
 
-def test_a_copy_takes_no_messages(make_store: Any, send: Any) -> None:
+def test_a_copy_takes_no_messages(make_store: Any, tmp_path: Path, send: Any) -> None:
     slave = make_store()
     slave.become_replica()
     with pytest.raises(NotMaster, match="master alone"):
         send(slave, "t", 0, b"x")
+    master = make_store(tmp_path / "m")
+    send(master, "t", 0, b"of the master")
+    slave.append_raw(0, log_of(master))
+    slave.dispatch_received()
+    for _ in range(2):
+        # Nor where there is room for what comes next.
+        with pytest.raises(NotMaster, match="master alone"):
+            send(slave, "t", 0, b"x")
+        assert slave.end_position == slave.written_position == master.written_position
+        slave.log.populate_ahead()
     slave.become_master()
-    assert send(slave, "t", 0, b"x")[:2] == (0, 0)
+    assert send(slave, "t", 0, b"x")[:2] == (master.written_position, 1)
     with pytest.raises(ReplicationError, match="takes messages itself"):
         slave.append_raw(slave.end_position, b"x" * 100)
 

@@ -54,7 +54,7 @@ class CommitLog:
     """The log's files and its end.
 
     Fields of the hot path: `map` the current file, `base` its first position, `written` the end of the log,
-    `limit` the position up to which records may be written without asking `make_room`.
+    `limit` the position up to which records may be written without asking `make_room`, 0 on a replica, which takes none.
     """
 
     def __init__(self, directory: str, file_bytes: int, maps: MappedFiles) -> None:
@@ -65,6 +65,8 @@ class CommitLog:
         self.base = 0
         self.written = 0
         self.limit = 0
+        # Of a replica: the position up to which raw bytes may be written without asking for room.
+        self._raw_limit = 0
         self.flushed = 0
         self.failed: StoreUnwritable | None = None
         self.refused: StoreFull | None = None
@@ -97,10 +99,17 @@ class CommitLog:
     def min_position(self) -> int:
         return self.mapped_files.starts[0] if self.mapped_files.starts else 0
 
+    def take_copies(self, on: bool) -> None:
+        """Take bytes of another broker's log alone from now on; or records again."""
+        with self._room_lock:
+            self.is_replica = on
+            # Another thread may add to either where there is one.
+            self.limit = self._raw_limit = 0
+
     def set_end(self, position: int) -> None:
         """Set the end of the log, as recovery found it; everything before counts as flushed."""
         self.written = self.flushed = self._populated = self._populate_from = position
-        self.limit = 0
+        self.limit = self._raw_limit = 0
 
     def make_room(self, size: int) -> None:
         """Make sure that a record of `size` bytes fits at `written`, in the next file if need be.
@@ -185,7 +194,7 @@ class CommitLog:
     def room_for_bytes(self, position: int, count: int) -> memoryview:
         """Make room for raw bytes of a file; returns the view of that file. Raises StoreFull, StoreUnwritable."""
         start = position - position % self.file_bytes
-        if self.base == start and self.limit >= position + count and self.refused is None and self.failed is None:
+        if self.base == start and self._raw_limit >= position + count and self.refused is None and self.failed is None:
             return self.map
         with self._room_lock:
             self._raise_if_closed_to_writes()
@@ -193,7 +202,7 @@ class CommitLog:
                 self._add(start)
             reserved = self.mapped_files.reserve(position, max(count, RESERVE_STEP_BYTES))
             self.map, self.base = self.mapped_files.get(start).view, start
-            self.limit = reserved
+            self._raw_limit = reserved
             return self.map
 
     def begin_at(self, position: int) -> None:
@@ -214,7 +223,7 @@ class CommitLog:
         """
         with self._flush_lock, self._room_lock:
             mapped_files = self.mapped_files
-            self.limit = 0
+            self.limit = self._raw_limit = 0
             while len(mapped_files.starts) > 1 and mapped_files.starts[-1] >= position:
                 mapped_files.remove(mapped_files.starts[-1])
             if mapped_files.starts:
@@ -276,7 +285,7 @@ class CommitLog:
         if isinstance(cause, StoreUnwritable) and cause.retriable:
             with self._room_lock:
                 self._paused[what] = cause
-                self.limit = 0
+                self.limit = self._raw_limit = 0
             return cause
         self.stop(
             StoreUnwritable(f"the store is read-only since a flush failed ({cause}): mend the disk, then start again")
@@ -298,7 +307,7 @@ class CommitLog:
         """Stop appends: each raises StoreUnwritable from here on."""
         with self._room_lock:
             self.failed = self.failed or reason
-            self.limit = 0
+            self.limit = self._raw_limit = 0
 
     def refuse(self, reason: StoreFull | None) -> None:
         """Make each append raise `reason` from now on; None ends that.
@@ -308,7 +317,7 @@ class CommitLog:
         with self._room_lock:
             self.refused = reason
             if reason is not None:
-                self.limit = 0
+                self.limit = self._raw_limit = 0
 
     def populate_ahead(self) -> None:
         """Prepare the pages and blocks the next appends will touch. For a thread beside the appends.
@@ -316,8 +325,8 @@ class CommitLog:
         At most 32 MiB ahead, less while little is written, so an idle store stays small in memory.
         """
         with self._room_lock:
-            start, at = self.base, self.written
-            if self.limit == 0 or self.failed is not None:
+            start, at, limit = self.base, self.written, self.limit or self._raw_limit
+            if limit == 0 or self.failed is not None:
                 return
             view_map = self.mapped_files.get(start).map
         written = max(at - self._populate_from, 0)
@@ -332,11 +341,13 @@ class CommitLog:
         if written == 0 or end - begin < ahead // 4:
             end = begin
         if end > begin:
-            if end + BLANK_BYTES_MIN > self.limit:
-                reserved = self.mapped_files.reserve(at, ahead + RESERVE_STEP_BYTES)
+            if end + BLANK_BYTES_MIN > limit:
+                reserved = self.mapped_files.reserve(at, ahead + RESERVE_STEP_BYTES) - BLANK_BYTES_MIN
                 with self._room_lock:
                     if self.base == start and self.limit:
-                        self.limit = max(self.limit, reserved - BLANK_BYTES_MIN)
+                        self.limit = max(self.limit, reserved)
+                    elif self.base == start and self._raw_limit:
+                        self._raw_limit = max(self._raw_limit, reserved)
             self.files.populate(view_map, begin - start, end - start, for_map=not by_calls)
             self._populated = end
         # The next file is made when three quarters of this one are used.
