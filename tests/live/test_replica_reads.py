@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.live.support import TOPIC, connected, create, create_group, pull, pull_header, run, sent, until
+from tests.live.support import TOPIC, connected, create, create_group, pull, pull_header, run, send, sent, until
+from tests.live.test_controller_mode import group
 from tests.live.test_replication import pair
 
+from rocketspark.broker.replication.role import Role
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.headers import PullReply
 from rocketspark.protocol.message import record
@@ -62,6 +64,7 @@ def test_a_slave_holds_a_pull_only_while_its_master_is_gone(tmp_path: Path) -> N
                 await create_group(master)
                 await sent(master, b"x")
             await p.equal()
+            await until(lambda: TOPIC in p.slave._topics.table)
             asked = pull_header(TOPIC, 0, 1, sys_flag=6, suspend_ms=60_000)
             at_once = await slave.request(RequestCode.PULL_MESSAGE, asked)
             assert reply_of(at_once) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 0, 1)
@@ -86,5 +89,40 @@ def test_a_slave_without_slave_read_refuses(tmp_path: Path) -> None:
         async with pair(tmp_path, slave_read=False) as p, connected(p.slave.address) as slave:
             reply = await pull(slave)
             assert reply.code == ResponseCode.SYSTEM_BUSY
+
+    run(main())
+
+
+@pytest.mark.shows("mended: under a controller slaves showed what their SYNC_FLUSH master had not flushed yet")
+@pytest.mark.parametrize("all_ack", [True, False])
+def test_a_slave_shows_no_more_than_what_its_master_has_flushed(tmp_path: Path, all_ack: bool) -> None:
+    """The master's machine may lose its power, and while the slave is away others take the place of what is lost."""
+
+    async def main() -> None:
+        async with group(tmp_path, flush_disk_type="SYNC_FLUSH", all_ack_in_sync_set=all_ack) as g:
+            master = await g.start(1)
+            await until(lambda: master.role.kind is Role.MASTER)
+            slave = await g.start(2)
+            await g.in_sync(2)
+
+            async def hear() -> None:
+                link = slave.replication.client.link
+                assert link is not None
+                heard_s = link.last_read_s
+                await until(lambda: link.last_read_s > heard_s)
+
+            async with connected(master.address) as peer:
+                await create(peer, queues=1)
+                await sent(peer, b"flushed")
+                flush_log, master.store.flush_log = master.store.flush_log, lambda: master.store.flushed_position  # type: ignore[method-assign]
+                sending = asyncio.ensure_future(send(peer, b"not yet"))
+                await until(lambda: slave.store.stored_range(TOPIC, 0) == (0, 2))
+                for _ in range(3):
+                    await hear()
+                for store in (master.store, slave.store):
+                    assert store.readable_range(TOPIC, 0) == (0, 1)
+                master.store.flush_log = flush_log  # type: ignore[method-assign]
+                assert (await sending).code == ResponseCode.SUCCESS
+                await until(lambda: slave.store.readable_range(TOPIC, 0) == (0, 2))
 
     run(main())

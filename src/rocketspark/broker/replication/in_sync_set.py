@@ -284,7 +284,7 @@ class InSyncReplicas:
         all_ack = self._settings.all_ack_in_sync_set
         end = store.written_position
         acked = self._acked()
-        before = self.confirmed
+        before, shown = self.confirmed, store.shown_end
         self.confirmed = max(
             before,
             master_confirmed(members, self.set.own_id, acked, end_position=end, before=before, all_ack=all_ack),
@@ -293,7 +293,7 @@ class InSyncReplicas:
         alone = len(members) <= 1 or not all_ack
         self._long_polling.keep_recent("unconfirmed", not alone)
         store.show_up_to(None if alone else self.confirmed)
-        if alone or self.confirmed > before:
+        if store.shown_end > shown:
             self._long_polling.shown(store.shown_end)
 
     def is_held_by_others(self) -> bool:

@@ -127,7 +127,8 @@ class ControlledRole:
     async def become_slave(self, address: str, epoch: int) -> None:
         """Become a slave of the master that was elected."""
         self.in_sync.end()
-        self._long_polling.keep_recent("unconfirmed", False)
+        # A pull that is held here while no master is known hears of what comes once that is confirmed.
+        self._long_polling.keep_recent("unconfirmed", True)
         reason = f"{address} was elected by the controller, epoch {epoch}"
         await self._driver.follow_master(reason, address, epoch, self.own_id)
         self._store.show_up_to(self._store.confirmed_position)

@@ -172,7 +172,8 @@ class Replication(RoleDriver):
             self._settings,
             now_s,
             epochs=self.epochs,
-            confirmed=lambda: self._store.confirmed_position,
+            # A slave shows no more than its master, which may not have flushed the rest.
+            confirmed=lambda: min(self._store.confirmed_position, self._store.shown_end),
         )
 
     def _slave_link(self, now_s: float) -> SlaveLink:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.broker.test_parts import Asked
 
+from rocketspark.broker.consumers.long_polling import LongPolling
 from rocketspark.broker.replication.broker_identity import BrokerIdentity
 from rocketspark.broker.replication.controller_client import AcceptedSet, Elected, Master, SetState
 from rocketspark.broker.replication.in_sync_set import NO_NUMBER, InSyncReplicas
@@ -520,3 +522,42 @@ def test_that_nobody_can_be_elected_is_one_line_until_the_reason_changes(
     asyncio.run(main())
     lines = [line for line in caplog.messages if line.startswith("no master can be elected yet: ")]
     assert [line.rpartition(": ")[2] for line in lines] == ["none is alive", "none fits"]
+
+
+@pytest.mark.shows(
+    "mended: a pull held at a slave was not told of what came from the next master, once it was confirmed"
+)
+def test_a_pull_held_at_a_slave_is_asked_again_once_what_came_is_confirmed(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 2)
+        arrivals = LongPolling(log_end=lambda: broker.store.written_position)
+        broker.controlled._long_polling = arrivals
+        await told(broker, Election(1, 1))
+        waiter = Asked()
+        arrivals.wait(("T", 0), 60, waiter)
+        broker.store.written_position = 7
+        arrivals.mark("T", 0)
+        await asyncio.sleep(0)
+        assert waiter.asked == [False]
+        broker.controlled.confirmed(7)
+        await asyncio.sleep(0)
+        assert waiter.asked == [False, False]
+        arrivals.close()
+
+    asyncio.run(main())
+
+
+def test_pulls_are_asked_again_only_if_more_is_shown(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(tmp_path, 1)
+        shown: list[int] = []
+        quiet: Any = SimpleNamespace(keep_recent=lambda *of: None, shown=shown.append)
+        broker.controlled.in_sync._long_polling = quiet
+        await told(broker, Election(1, 1))
+        await broker.write()
+        for _ in range(3):
+            # Nothing of it is flushed yet, say.
+            broker.controlled.in_sync.confirm()
+        assert shown == []
+
+    asyncio.run(main())
