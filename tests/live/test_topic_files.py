@@ -223,6 +223,16 @@ def end_after_a_partition(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
             export_topic(given, to, **how)
 
 
+@pytest.mark.shows("mended: an export that leaves bad bodies out fails where all bodies of a batch are bad")
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_an_export_leaves_bad_bodies_out(cluster: Cluster, kind: str, tmp_path: Path) -> None:
+    how = {"decode": "json", "decodeSchema": "id INT", "decodeMode": "dropmalformed"}
+    given = {"namesrv": cluster.namesrv, "topic": "orders-1", "columns": "tag", "maxRecordsPerPartition": "1"}
+    table = read_table(**given, **how)
+    assert 0 < table.num_rows < COUNT
+    assert export_topic(given | how, tmp_path / f"good.{kind}").rows == table.num_rows
+
+
 @pytest.mark.shows(
     "rocketspark export: a file is whole or a .part; one that is ended after any batch goes on to the same file"
 )

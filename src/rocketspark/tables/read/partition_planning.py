@@ -408,8 +408,8 @@ def read_partition(
     for piece in fetch(partition.own, partition.addresses, options, asked, is_part=partition.less is not None):
         if piece.spans:
             for batch in rows_of(piece, partition, wanted):
-                if batch.num_rows:
-                    yield columns.given(partition.as_read(batch))
+                if batch.num_rows and (given := columns.given(partition.as_read(batch))).num_rows:
+                    yield given
         elif piece.whole:
             findings.missing(piece.first, piece.end)
     findings.done()

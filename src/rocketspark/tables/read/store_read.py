@@ -217,8 +217,8 @@ def read_partition(
         reader = RecordReader(queue, files, gone, check_crc=options.check_crc)
         for piece in reader.pieces(rows.codes()):
             for batch in records.batches(piece.buffer, asked, starts=piece.starts):
-                if batch.num_rows:
-                    yield columns.given(batch)
+                if batch.num_rows and (given := columns.given(batch)).num_rows:
+                    yield given
         findings.done()
     finally:
         files.close()
