@@ -76,7 +76,7 @@ def server(
     settings = beside.settings()
     settings.tls = tls.over(settings.tls)
     options = [*_options(beside.config, log_level), *tls.arguments()]
-    grpc_port = grpc.port(settings)
+    grpc_port = grpc.port(settings, secure=secure)
     console.check()
     _tell_of_unserved(settings, fleet)
     door = _secured(settings, alone=fleet.replicas <= 1) if secure else None

@@ -118,11 +118,18 @@ class GrpcBeside(NamedTuple):
         typer.Option(min=1, max=65535, help="Port on 127.0.0.1 where that process serves its metrics to Prometheus."),
     ] = None
 
-    def port(self, settings: BrokerSettings) -> int | None:
-        """Return the port to serve gRPC on, None for none. Raises ConfigError."""
-        from rocketspark.cli.serving.proxy_process import port_beside
+    def port(self, settings: BrokerSettings, *, secure: bool) -> int | None:
+        """Return the port to serve gRPC on, None for none. `secure`: the broker gets keys of its own before it starts.
+        Raises ConfigError.
+        """
+        from rocketspark.cli.serving.proxy_process import UNCHECKED, checks_clients, port_beside
 
         found = None if self.no_grpc else port_beside(settings.listen_host or "127.0.0.1", self.grpc_port)
+        if found is not None and not secure and not checks_clients(settings):
+            if self.grpc_port is not None:
+                raise ConfigError(f"--grpc-port {self.grpc_port}: {UNCHECKED}")
+            warn([f"gRPC is not served: {UNCHECKED}"])
+            found = None
         if found is None and self.grpc_metrics_port is not None:
             raise ConfigError("--grpc-metrics-port: no gRPC is served, so there is no process with these metrics")
         return found

@@ -24,11 +24,25 @@ BEHIND = 5
 # As of every server's key.
 PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
 EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
+UNCHECKED = (
+    "the broker has access control and no innerClientAuthenticationCredentials, without which a proxy asks nobody for"
+    " keys, and its address may be one that the broker lets in; set them, or say --no-grpc"
+)
 
 
 def is_installed() -> bool:
     """Tell whether the extra `grpc` is installed, which a proxy needs."""
     return all(importlib.util.find_spec(name) is not None for name in ("grpc", "google.protobuf"))
+
+
+def checks_clients(settings: BrokerSettings) -> bool:
+    """Tell whether a proxy beside a broker with these settings asks its clients for keys if the broker does.
+
+    One without keys of its own does not, and what it passes on comes from its own address: white lists, and rules for
+    some addresses, would let everybody in who reaches the proxy.
+    """
+    is_open = not (settings.acl or settings.authentication or settings.authorization)
+    return is_open or settings.access.inner_credentials() is not None
 
 
 def port_beside(host: str, asked: int | None) -> int | None:

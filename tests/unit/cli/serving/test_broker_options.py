@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import rocketspark
-from rocketspark.cli.serving.broker_options import BrokerOptions
+from rocketspark.broker.access.settings import AccessSettings
+from rocketspark.broker.settings import BrokerSettings
+from rocketspark.cli.serving import proxy_process
+from rocketspark.cli.serving.broker_options import BrokerOptions, GrpcBeside
 from rocketspark.errors import ConfigError
 
 
@@ -33,3 +36,23 @@ def test_the_command_runs_as_a_module() -> None:
         [sys.executable, "-m", "rocketspark", "--version"], capture_output=True, text=True, timeout=120, check=True
     )
     assert said.stdout == f"{rocketspark.__version__}\n"
+
+
+@pytest.mark.shows("mended: whoever reached the proxy beside a broker with white lists came in by the proxy's address")
+@pytest.mark.parametrize("switch", ["acl", "authentication", "authorization"])
+def test_no_proxy_that_asks_nobody_runs_beside_a_broker_that_asks(
+    switch: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_process, "is_installed", lambda: True)
+    monkeypatch.setattr(proxy_process, "DEFAULT_PORT", 0)
+    guarded = BrokerSettings(**{switch: True})
+    assert GrpcBeside().port(guarded, secure=False) is None
+    assert "gRPC is not served: the broker has access control" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--grpc-port 0: the broker has access control and no innerClient"):
+        GrpcBeside(grpc_port=0).port(guarded, secure=False)
+    own = AccessSettings(inner_client_authentication_credentials='{"accessKey":"inner","secretKey":"secret"}')
+    assert GrpcBeside(grpc_port=0).port(BrokerSettings(**{switch: True}, access=own), secure=False) == 0
+    assert GrpcBeside().port(guarded, secure=True) == 0
+    assert GrpcBeside().port(BrokerSettings(), secure=False) == 0
+    assert GrpcBeside(no_grpc=True).port(guarded, secure=False) is None
+    assert capsys.readouterr().err == ""
