@@ -178,13 +178,24 @@ class ConnectionLost(TransportError):
 
 
 # What brokers with access control on say (2.0, 5.3 and later), and what mends it.
+# How refusals of access control 1.0 begin, with the code that RocketMQ has for whatever failed.
+_ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
 _ACCESS_HINTS = (
     ("username cannot be null", "the broker wants signed requests: give access_key and secret_key"),
+    (f"{_ACL_EXCEPTION}: No accessKey", "the broker wants signed requests: give access_key and secret_key"),
     ("check signature failed", "secret_key is not the one of this access_key"),
+    (f"{_ACL_EXCEPTION}: Check signature failed", "secret_key is not the one of this access_key"),
     ("User:", "the broker knows the user by the name given as access_key: check it, and what he may do"),
     # What brokers say of users and rules where they keep none.
     ("An system error occurred", "a broker without access control has no users and rules: start it with --secure"),
 )
+
+
+def is_no_permission(code: int, remark: str | None) -> bool:
+    """Tell whether a response says that the sender may not do what it asked for: by code 16, or as access control 1.0
+    says it.
+    """
+    return code == 16 or (remark or "").startswith(_ACL_EXCEPTION)
 
 
 class ServerError(RocketSparkError):
@@ -205,6 +216,11 @@ class ServerError(RocketSparkError):
         self.remark = remark or ""
         self.address = address
         self.retriable = retriable
+
+    @property
+    def no_permission(self) -> bool:
+        """True if the sender may not do what it asked for: the code is 16, or access control 1.0 refused it."""
+        return is_no_permission(self.code, self.remark)
 
 
 class RouteNotFound(ServerError):

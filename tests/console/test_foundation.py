@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from tests.console.support import ORIGIN, log_in, opened, posted, token_of
+from tests.support import plain_acl_rows
 
 from rocketspark import console, machine
 from rocketspark.access import audit
@@ -357,6 +358,18 @@ def test_the_users_rules_decide(locked: Cluster) -> None:
         answer = client.get("/topics")
         assert answer.status_code == 403
         assert "User:nobody has no permission" in answer.text
+
+
+@pytest.mark.shows("mended: the console sent nobody to its login where access control 1.0 asks for keys")
+def test_where_access_control_1_0_asks_for_keys_a_user_logs_in(tmp_path: Path) -> None:
+    plain_acl_rows.write_files(tmp_path)
+    with run_cluster(acl=True, acl_home=str(tmp_path)) as running, opened(running.namesrv) as client:
+        for path in ("/", "/brokers", "/topics"):
+            asked = client.get(path)
+            assert (asked.status_code, asked.headers["location"][:6]) == (303, "/login"), path
+        assert log_in(client, "adminKey", "wrong").status_code == 401
+        assert log_in(client, "adminKey", "adminSecret").status_code == 303
+        assert client.get("/brokers").status_code == 200
 
 
 def test_keys_of_the_console_let_nobody_in(locked: Cluster) -> None:

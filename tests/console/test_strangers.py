@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from html import unescape
 from typing import Any
 
@@ -163,16 +163,21 @@ def test_pages_that_ask_at_once_to_be_kept_up_to_date_are_no_more_than_may_be(
             await asyncio.sleep(0.001)
 
     async def next_() -> tuple[float, dict[str, float]]:
+        begun.append(1)
+        # A stream that ended sooner would leave its place to another one.
+        while len(begun) < 3 and sum(one.done() for one in asking) < 3:
+            await asyncio.sleep(0.001)
         console.closing.set()
         return 1.0, {}
 
+    begun, asking = list[int](), list[Future[Any]]()
     with opened(cluster.namesrv) as client, ThreadPoolExecutor(5) as threads:
         console = client.app.state.console  # type: ignore[attr-defined]
         monkeypatch.setattr(app._Ways, "_may_see_figures", may_see)
         monkeypatch.setattr(console.sampler, "next", next_)
-        answers = list(threads.map(client.get, ["/events"] * 5))
+        asking += [threads.submit(client.get, "/events") for _ in range(5)]
         # Others end at once, or are refused if they looked later.
-        assert [answer.text.partition("\n")[0] for answer in answers].count("retry: 3000") == 2
+        assert [one.result().text.partition("\n")[0] for one in asking].count("retry: 3000") == 2
 
 
 def test_who_logs_in_again_and_again_ends_his_own_sessions_alone() -> None:

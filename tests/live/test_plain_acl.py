@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import queue
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,10 +19,12 @@ from tests.support import plain_acl_rows as rows
 from tests.support.patience import LIMIT_S
 from tests.support.plain_acl_rows import Row, outcome, send
 
+from rocketspark import Producer, PullConsumer, PushConsumer
 from rocketspark.broker.access.plain_acl.rule_files import LoadedRules
 from rocketspark.broker.access.settings import AccessSettings
 from rocketspark.broker.server import BrokerServer
-from rocketspark.errors import ConfigError
+from rocketspark.errors import ConfigError, RocketSparkError, ServerError
+from rocketspark.testing import run_cluster
 
 pytestmark = pytest.mark.shows("access control 1.0: files, address patterns, reload, 50-54, migration")
 
@@ -319,3 +322,24 @@ def test_who_has_replicas_is_told_that_the_brokers_own_credentials_are_missing(
             assert len(lines) == warned
 
     run(main())
+
+
+@pytest.mark.shows("mended: a consumer that access control 1.0 refuses tells nobody, and reads nothing")
+def test_who_is_refused_by_1_0_is_told(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    rows.write_files(home)
+    keys = {"access_key": "plainKey", "secret_key": "plainSecret"}
+    told: queue.SimpleQueue[RocketSparkError] = queue.SimpleQueue()
+    refused = "No permission for topic:denied"
+    with run_cluster(acl=True, acl_home=str(home)) as cluster:
+        with Producer(cluster.namesrv, access_key="adminKey", secret_key="adminSecret") as producer:
+            producer.send("denied", b"x")
+        pushed = PushConsumer(cluster.namesrv, "subGroup", on_error=told.put, **keys)
+        pushed.subscribe("denied")
+        pushed.listen(lambda message: True)
+        with pushed:
+            assert refused in str(told.get(timeout=LIMIT_S))
+        with PullConsumer(cluster.namesrv, "subGroup", **keys) as pulled:
+            pulled.subscribe("denied")
+            with pytest.raises(ServerError, match=refused):
+                pulled.poll(LIMIT_S * 1000)

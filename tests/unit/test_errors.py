@@ -151,3 +151,13 @@ def test_a_pool_of_processes_tells_it() -> None:
 def test_a_broker_without_users_is_named_as_such() -> None:
     told = str(errors.ServerError(1, "An system error occurred, please try again later.", doing="list users"))
     assert told.endswith("(a broker without access control has no users and rules: start it with --secure)")
+
+
+def test_a_refusal_of_either_access_control_is_one() -> None:
+    refused = "org.apache.rocketmq.acl.common.AclException: No permission for topic:orders, org.apache.rocketmq.acl"
+    assert errors.ServerError(16, "User:bob has no permission").no_permission
+    assert errors.ServerError(1, refused).no_permission
+    assert not errors.ServerError(1, "no consumer for this group").no_permission
+    unsigned = "org.apache.rocketmq.acl.common.AclException: No accessKey is configured, org.apache.rocketmq.acl"
+    told = str(errors.ServerError(1, unsigned))
+    assert told.endswith("(the broker wants signed requests: give access_key and secret_key)")

@@ -14,7 +14,6 @@ from rocketspark.client.connection import admin_api, group_api
 from rocketspark.errors import ServerError, UsageError
 from rocketspark.model.message import NamedFields
 from rocketspark.model.namespace import DLQ_PREFIX, RETRY_PREFIX, is_system_group
-from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.json.bodies import GroupConfig
 from rocketspark.protocol.json.metadata import RequestMode
 from rocketspark.transport.peer import Peer
@@ -130,7 +129,7 @@ class GroupOperations(ClusterClient):
                 targets, "list of groups", lambda peer: group_api.groups(peer, timeout_ms=self._timeout_ms)
             )
         except ServerError as e:
-            if e.code != ResponseCode.NO_PERMISSION:
+            if not e.no_permission:
                 raise
             return {}
 

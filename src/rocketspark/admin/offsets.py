@@ -264,7 +264,7 @@ class OffsetOperations(GroupOperations):
                 set_to.update(await group_api.reset_topic(peer, group, topic, time_ms, timeout_ms=self._timeout_ms))
             except ServerError as e:
                 # A broker that leaves it to members, and there are none.
-                if e.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
+                if e.no_permission or e.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
                     raise
                 name = next(b.broker_name for b in targets.values() if b.address == peer.address)
                 here = [c for c in changes if c.queue.broker_name == name]

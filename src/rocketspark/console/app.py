@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 
 from rocketspark import machine
 from rocketspark.console import guard
-from rocketspark.console.call import NO_PERMISSION, Call, Form, NotAllowed, NotNow
+from rocketspark.console.call import Call, Form, NotAllowed, NotNow
 from rocketspark.console.cluster import making
 from rocketspark.console.cluster.sampler import figures
 from rocketspark.console.content.event_streams import EventStream
@@ -180,7 +180,7 @@ class _Ways:
             await self._console.own.read("check_keys", lambda admin: admin.check_keys(), ASKED_AGAIN_S)
         except RocketSparkError as e:
             # What else may be wrong the page says.
-            return getattr(e, "code", None) == NO_PERMISSION
+            return getattr(e, "no_permission", False)
         return False
 
     async def _answered(self, call: Call, answer: Callable[[Call], Awaitable[Response]]) -> Response:
@@ -191,7 +191,7 @@ class _Ways:
         except _Forbidden as e:
             return _error(call, str(e), 403)
         except RocketSparkError as e:
-            if call.session is None and getattr(e, "code", None) == NO_PERMISSION:
+            if call.session is None and getattr(e, "no_permission", False):
                 return _to_login(call)
             return _error(call, str(e), _status(e))
         except ClientDisconnect:
@@ -419,7 +419,7 @@ def _status(error: RocketSparkError) -> int:
         return 404
     if isinstance(error, ServerError):
         not_there = ResponseCode.QUERY_NOT_FOUND, ResponseCode.TOPIC_NOT_EXIST
-        return 404 if error.code in not_there else 403 if error.code == NO_PERMISSION else 502
+        return 404 if error.code in not_there else 403 if error.no_permission else 502
     if isinstance(error, TransportError):
         return 502
     return 400 if isinstance(error, UsageError) else 503

@@ -22,7 +22,6 @@ from rocketspark.errors import RocketSparkError, UsageError
 T = TypeVar("T")
 Form = Mapping[str, str]
 FORM_S = 30.0
-NO_PERMISSION = 16
 
 
 class Confirmation(NamedTuple):
@@ -132,7 +131,7 @@ class Call:
 
     def must_log_in(self, error: RocketSparkError) -> None:
         """Raise NotAllowed if the error says that the cluster serves nobody without keys, and nobody logged in."""
-        if self.session is None and getattr(error, "code", None) == NO_PERMISSION:
+        if self.session is None and getattr(error, "no_permission", False):
             raise NotAllowed from error
 
     async def form(self, bytes_max: int = BODY_BYTES_MAX) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 import msgspec
 
-from rocketspark.errors import FrameError, ServerError
+from rocketspark.errors import FrameError, ServerError, is_no_permission
 from rocketspark.protocol import frames, headers
 from rocketspark.protocol.codes import is_retriable
 from rocketspark.protocol.headers import H, Header
@@ -26,6 +26,11 @@ class Reply(NamedTuple):
     def header(self, kind: type[H]) -> H:
         """Return the ext fields, typed. Raises FrameError if one is missing or wrong."""
         return headers.decode_ext(kind, self.ext)
+
+    @property
+    def no_permission(self) -> bool:
+        """True if the sender may not do what it asked for, which access control 1.0 says with the general code."""
+        return is_no_permission(self.code, self.remark)
 
     def raise_for_code(self, doing: str, *accepted: int) -> Reply:
         """Return this reply if its code is 0 or accepted, else raise ServerError."""

@@ -330,7 +330,8 @@ async def delay_offsets(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict
 async def timer_counts(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> dict[str, TimerCount] | None:
     """Return how many timer messages wait on a broker, by topic; None if the broker knows no timer messages."""
     reply = await broker.request(RequestCode.GET_TIMER_METRICS, timeout_ms=timeout_ms)
-    if reply.code in (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR):
+    unknown = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.SYSTEM_ERROR)
+    if reply.code in unknown and not reply.no_permission:
         return None
     reply.raise_for_code("counts of timer messages")
     return java_json.decode(reply.body, PeerTimerCounts).counts

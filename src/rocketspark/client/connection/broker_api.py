@@ -168,7 +168,8 @@ async def ha_status(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> HaStatus
 async def epochs(broker: Peer, *, timeout_ms: float = TIMEOUT_MS) -> EpochCache | None:
     """Return the epochs of a broker's log; None for a broker without a controller."""
     reply = await broker.request(RequestCode.GET_BROKER_EPOCH_CACHE, timeout_ms=timeout_ms)
-    if reply.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+    unknown = (ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+    if reply.code in unknown and not reply.no_permission:
         return None
     reply.raise_for_code("epochs of the broker")
     return java_json.decode(reply.body, EpochCache)

@@ -441,7 +441,7 @@ async def consumer_list(broker: Peer, group: str, *, timeout_ms: float = TIMEOUT
     header = headers.ConsumerListHeader(group=group)
     reply = await broker.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_ms=timeout_ms)
     # RocketMQ answers "no consumer for this group" with the general error code.
-    if reply.code == ResponseCode.SYSTEM_ERROR:
+    if reply.code == ResponseCode.SYSTEM_ERROR and not reply.no_permission:
         return []
     reply.raise_for_code(f"members of group {group!r}")
     # RocketMQ's broker has a member twice whose connection broke without an end and was made anew.

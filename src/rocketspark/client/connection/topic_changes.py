@@ -23,7 +23,7 @@ from rocketspark.transport.peer import Peer
 QUEUE_COUNT_MAX = 1024
 PERMS = (2, 4, 6)
 # Brokers before 5.0 do not tell a topic's settings, others only to those who may read them: its route tells most.
-_UNTOLD = (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION)
+_UNTOLD = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 class TopicChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ async def _known(peer: Peer, topic: str, name: str, routes: RouteCache, timeout_
     try:
         return await admin_api.topic_settings(peer, topic, timeout_ms=timeout_ms)
     except ServerError as e:
-        if e.code not in _UNTOLD:
+        if not e.no_permission and e.code != _UNTOLD:
             raise
     try:
         queues = (await routes.refresh(topic)).queues

@@ -368,7 +368,7 @@ class OffsetCommits:
         try:
             return await ask(peer, queue)
         except ServerError as e:
-            if e.code != ResponseCode.NO_PERMISSION:
+            if not e.no_permission:
                 raise
         header = plain_pull(self._group, queue.topic, queue.queue_id, 0, 1, broker_name=queue.broker_name)
         bound: int = getattr((await client_api.pull(peer, header)).header, name)

@@ -28,8 +28,6 @@ OnError = Callable[[RocketSparkError], object]
 # The same error is told again after so long.
 AGAIN_S = 30.0
 TOLD_MAX = 1000
-_UNASKED_CODES = (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
-_CODES = frozenset((ResponseCode.NO_PERMISSION, ResponseCode.SUBSCRIPTION_PARSE_FAILED))
 # Told with codes that brokers have for other things too: of a filter, and of a client with too many topics or groups.
 _REMARKS = (FILTER_REFUSED, "the heartbeat names ")
 
@@ -37,7 +35,8 @@ _REMARKS = (FILTER_REFUSED, "the heartbeat names ")
 def is_refusal(error: BaseException) -> bool:
     """Tell whether an error is one that no retry mends."""
     if isinstance(error, ServerError):
-        return error.code in _CODES or error.remark.startswith(_REMARKS)
+        is_filter = error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        return error.no_permission or is_filter or error.remark.startswith(_REMARKS)
     return isinstance(error, FilterIllegal)
 
 
@@ -113,7 +112,8 @@ class OtherSubscriptions:
                 return
             members = await client_api.consumer_list(peer, self._group)
         except RocketSparkError as e:
-            self._may_ask = not (isinstance(e, ServerError) and e.code in _UNASKED_CODES)
+            unserved = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            self._may_ask = not (isinstance(e, ServerError) and (e.no_permission or e.code == unserved))
             return
         self._told = told
         others = ", ".join(sorted({*members} - {self._instance.client_id}))

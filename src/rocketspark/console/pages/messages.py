@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from rocketspark.admin.messages.search import FoundMessages, SearchProgress
 from rocketspark.admin.operations import AsyncAdmin
-from rocketspark.console.call import NO_PERMISSION, Call
+from rocketspark.console.call import Call
 from rocketspark.console.content import asked, exports
 from rocketspark.console.content.asked import Asked, Place
 from rocketspark.console.content.event_streams import EventStream
@@ -223,7 +223,7 @@ async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int
             except RocketSparkError as e:
                 rows = []
                 yield _event("trouble", {"text": shown(str(e))})
-                if getattr(e, "code", None) == NO_PERMISSION:
+                if getattr(e, "no_permission", False):
                     # Who lost the right would be refused each second, which fills the brokers' audits.
                     return
             for row in rows:

@@ -494,12 +494,11 @@ def delete(
 async def _modes(operations: AsyncAdmin, group: str) -> dict[str, RequestMode]:
     """Return how a group gets each topic; nothing if the user may not ask that of brokers."""
     from rocketspark.errors import ServerError
-    from rocketspark.protocol.codes import ResponseCode
 
     try:
         return await operations.list_request_modes(group)
     except ServerError as e:
-        if e.code != ResponseCode.NO_PERMISSION:
+        if not e.no_permission:
             raise
         return {}
 

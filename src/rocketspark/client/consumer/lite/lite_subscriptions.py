@@ -201,7 +201,7 @@ class LiteSubscriptions:
                 self._reads_all = config is not None and WILDCARD in config.attributes
             except ServerError as e:
                 # Brokers keep an account of what they refuse: one line of it is enough.
-                self._sees_settings = e.code != ResponseCode.NO_PERMISSION
+                self._sees_settings = not e.no_permission
         if self.names or self._reads_all or had_all:
             await self._tell(brokers, LiteAction.COMPLETE_ADD, sorted(self.names))
             self._told.update(brokers)
@@ -221,7 +221,7 @@ class LiteSubscriptions:
         try:
             config = await admin_api.group_config(broker, self._group, timeout_ms=self._instance.timeout_ms)
         except ServerError as e:
-            if e.code != ResponseCode.NO_PERMISSION:
+            if not e.no_permission:
                 raise
             # Who may subscribe may not always see settings; the broker refuses pops for a group of another topic.
             return QUOTA_DEFAULT

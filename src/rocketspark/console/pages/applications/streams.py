@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from rocketspark.admin.broker_states import TopicStats
-from rocketspark.console.call import NO_PERMISSION, Call, Failed, together
+from rocketspark.console.call import Call, Failed, together
 from rocketspark.console.cluster.streams import Source, find
 from rocketspark.console.pages.applications.allowed import may_look
 from rocketspark.console.routes import page
@@ -122,7 +122,7 @@ async def _stats(call: Call, topic: str) -> TopicStats | Failed | None:
     try:
         return await call.read(("topic_stats", topic), lambda admin: admin.topic_stats(topic), 5.0)
     except ServerError as e:
-        if e.code == NO_PERMISSION and call.session is not None:
+        if e.no_permission and call.session is not None:
             return None
         call.must_log_in(e)
         return Failed(str(e))
