@@ -274,13 +274,16 @@ def test_a_database_that_is_older_than_the_checkpoint_is_refused(
 
 
 @pytest.mark.shows("mended: `outbox --delete` deletes rows that another run of the same name claimed and did not send")
+@pytest.mark.parametrize("planned", [False, True])
 def test_rows_that_others_claimed_are_not_deleted(
     spark: SparkSession,
     cluster: Cluster,
     make_topic: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    planned: bool,
 ) -> None:
+    """`planned`: the other run has noted the offsets of its micro-batch in the checkpoint too."""
     topic, url = make_topic(), f"sqlite:///{tmp_path}/shop.db"
     execute(url, TABLE)
     given: dict[str, Any] = {"database": url, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
@@ -292,8 +295,11 @@ def test_rows_that_others_claimed_are_not_deleted(
         outcome = run_query(*arguments, **named)
         insert(url, 3)
         other = RowClaims(url, "orders", "id", topic)
-        other.claim(10)
+        assert other.claim(10) == 2
         other.close()
+        if planned:
+            offsets = tmp_path / "c" / "offsets"
+            (offsets / "1").write_text((offsets / "0").read_text().replace('{"batch": 1}', '{"batch": 2}'))
         return outcome
 
     with monkeypatch.context() as patch:

@@ -138,8 +138,8 @@ def run(
                 end=lambda: {"batch": claims.claim_all(batch_rows)},
             )
         if options.delete and options.interval_s is None and not outcome.stopped:
-            # Spark tells the source of all micro-batches but the last. What others claimed since is not sent.
-            claims.delete(_reached(spark, checkpoint))
+            # Spark tells the source of all micro-batches but the last. What others claimed, or planned, is not sent.
+            claims.delete(_reached(spark, checkpoint, ended=True))
         waiting, refused = claims.waiting(), claims.refused()
         if keyless := claims.without_key():
             progress.say(f"{keyless} rows of table {table} are not sent: their {options.key} is null")
@@ -150,9 +150,11 @@ def run(
     return OutboxResult(table, topic, outcome.rows, outcome.batches, waiting, round(progress.seconds, 3), refused)
 
 
-def _reached(spark: SparkSession, checkpoint: Path | str) -> int:
-    """Return the last batch of claims that a checkpoint's micro-batches have come to; 0 if there is none yet."""
-    return highest_noted(spark, f"{checkpoint}", "$.batch")
+def _reached(spark: SparkSession, checkpoint: Path | str, *, ended: bool = False) -> int:
+    """Return the last batch of claims that a checkpoint's micro-batches have come to, or those that have ended; 0 if
+    there is none yet.
+    """
+    return highest_noted(spark, f"{checkpoint}", "$.batch", ended=ended)
 
 
 def _check_age(newest: int, reached: int, sender: str) -> None:

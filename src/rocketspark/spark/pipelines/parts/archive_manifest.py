@@ -304,10 +304,19 @@ class Archive:
         return len(over)
 
     def repair(self) -> None:
-        """Remove what a killed writer left, and link the files that count to where readers look."""
+        """Remove what a killed writer left, and link the files that count to where readers look. Raises ConfigError,
+        and removes nothing, if the manifest is an older copy: what came since is no leftover.
+        """
+        known = {file.path for file in self.manifest.files} | {one.path for one in self.manifest.replaced}
+        # A file is shown once it counts, and no more before the manifest forgets it.
+        for shown in self.folder.glob("topic=*/hour=*/part-*.parquet"):
+            if str(shown.relative_to(self.folder)) not in known:
+                raise ConfigError(
+                    f"{self.folder / STATE / 'manifest.json'} is an older copy: it does not know {shown}, which was"
+                    " archived since. Bring the newer one back, or archive into another folder"
+                )
         for staging in (self.folder / STATE).glob("staging-*"):
             shutil.rmtree(staging, ignore_errors=True)
-        known = {file.path for file in self.manifest.files} | {one.path for one in self.manifest.replaced}
         root = self.folder / FILES
         for path in root.rglob("*.parquet"):
             if str(path.relative_to(root)) not in known:

@@ -121,13 +121,19 @@ def _reached(query: StreamingQuery) -> dict[tuple[str, ...], int]:
     return reached
 
 
-def highest_noted(spark: SparkSession, checkpoint: str, path: str) -> int:
-    """Return the highest number that the offsets in a checkpoint hold at a path of their JSON; 0 if there is none."""
+def highest_noted(spark: SparkSession, checkpoint: str, path: str, *, ended: bool = False) -> int:
+    """Return the highest number that the offsets in a checkpoint hold at a path of their JSON; 0 if there is none.
+    `ended`: of micro-batches that have ended alone, not of one that another run may have planned and not written.
+    """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     try:
         lines = spark.read.text(literal(f"{checkpoint}/offsets"))
+        if ended:
+            number = F.col("_metadata.file_name").try_cast("bigint")
+            last = spark.read.text(literal(f"{checkpoint}/commits")).select(F.max(number)).first()
+            lines = lines.where(number <= F.lit(last[0] if last is not None else None))
         row = lines.select(F.max(F.get_json_object("value", path).try_cast("bigint"))).first()
     except AnalysisException:
         return 0  # There is no checkpoint yet.

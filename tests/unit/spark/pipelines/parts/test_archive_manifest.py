@@ -216,6 +216,24 @@ def test_files_that_no_manifest_tells_of_are_left_alone(tmp_path: Path, copied: 
     assert shown(tmp_path / "copy") == ["one", "two"]
 
 
+@pytest.mark.shows("mended: `archive` with an older copy of its manifest deleted the files that were archived since")
+@pytest.mark.parametrize("act", [add, merge])
+def test_files_that_are_newer_than_the_manifest_are_left_alone(act: Callable[[Archive], None], tmp_path: Path) -> None:
+    make(tmp_path)
+    manifest = tmp_path / STATE / "manifest.json"
+    older = manifest.read_bytes()
+    with open_archive(tmp_path) as archive:
+        act(archive)
+    newer, files = manifest.read_bytes(), sorted(tmp_path.rglob("*.parquet"))
+    manifest.write_bytes(older)
+    with pytest.raises(ConfigError, match="is an older copy: it does not know "):
+        open_archive(tmp_path).__enter__()
+    assert sorted(tmp_path.rglob("*.parquet")) == files
+    manifest.write_bytes(newer)
+    with open_archive(tmp_path):
+        assert shown(tmp_path) == told_spark(tmp_path) == counted(tmp_path)
+
+
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with (
         open_archive(tmp_path),
