@@ -54,7 +54,7 @@ class CommitLog:
     """The log's files and its end.
 
     Fields of the hot path: `map` the current file, `base` its first position, `written` the end of the log,
-    `limit` the position up to which records may be written without asking `make_room`, 0 on a replica, which takes none.
+    `limit` the position up to which records may be written without asking `make_room`, 0 on a replica: it takes none.
     """
 
     def __init__(self, directory: str, file_bytes: int, maps: MappedFiles) -> None:
