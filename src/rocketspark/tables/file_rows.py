@@ -76,16 +76,16 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if pa.types.is_list(kind):
         inner = _plain(kind.value_type)
         return inner and (lambda values: [None if one is None else inner(one) for one in values])
-    if pa.types.is_struct(kind):
-        parts = {field.name: made for field in kind if (made := _plain(field.type)) is not None}
-        if not parts:
-            return None
+    return _plain_struct(kind) if pa.types.is_struct(kind) else None
 
-        def convert(row: dict[str, Any]) -> dict[str, Any]:
-            return row | {name: make(row[name]) for name, make in parts.items() if row[name] is not None}
 
-        return convert
-    return None
+def _plain_struct(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    parts = {field.name: made for field in kind if (made := _plain(field.type)) is not None}
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {name: make(row[name]) for name, make in parts.items() if row[name] is not None}
+
+    return convert if parts else None
 
 
 def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, list[Any]]]:

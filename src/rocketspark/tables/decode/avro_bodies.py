@@ -322,16 +322,19 @@ class _Converters:
         if kind == "map":
             return [(key, self._default(schema["values"], space, one)) for key, one in value.items()]
         if kind in ("record", "error"):
-            # A default may leave out fields that have one themselves.
-            whole = {field["name"]: field["default"] for field in schema["fields"] if "default" in field} | value
-            if lacks := [field["name"] for field in schema["fields"] if field["name"] not in whole]:
-                raise ValueError(f"it lacks field {lacks[0]}")
-            inside = full_name(schema, space).rpartition(".")[0]
-            return {one["name"]: self._default(one["type"], inside, whole[one["name"]]) for one in schema["fields"]}
+            return self._default_of_record(schema, space, value)
         if (kind == "enum" and value not in schema["symbols"]) or (kind == "fixed" and len(value) != schema["size"]):
             raise ValueError(f"no {kind} of the type")
         act = converter(schema)
         return value if act is None else act(value)
+
+    def _default_of_record(self, schema: dict[str, Any], space: str, value: dict[str, Any]) -> dict[str, Any]:
+        # A default may leave out fields that have one themselves.
+        whole = {field["name"]: field["default"] for field in schema["fields"] if "default" in field} | value
+        if lacks := [field["name"] for field in schema["fields"] if field["name"] not in whole]:
+            raise ValueError(f"it lacks field {lacks[0]}")
+        inside = full_name(schema, space).rpartition(".")[0]
+        return {one["name"]: self._default(one["type"], inside, whole[one["name"]]) for one in schema["fields"]}
 
     def _default_of_union(self, branches: list[Schema], space: str, value: Any) -> Any:
         """By Avro's rule the first branch that it fits is meant."""
@@ -414,17 +417,21 @@ _KINDS: dict[type, tuple[tuple[str, str], ...]] = {
 _NAMED_KINDS: dict[type, str] = {str: "enum", bytes: "fixed", dict: "record"}
 
 
+def _branch_named(branches: list[_Branch], name: str) -> int | None:
+    """Return the index of the union's branch of this full name, or else of its last part; None if none is called so."""
+    for i, branch in enumerate(branches):
+        if branch.name == name or name in branch.aliases:
+            return i
+    short = name.rpartition(".")[2]
+    return next((i for i, branch in enumerate(branches) if branch.name.rpartition(".")[2] == short), None)
+
+
 def _branch(branches: list[_Branch], value: Any) -> int:
     """Return the index of the union's branch that a value belongs to: the first of its kind that can hold it."""
     if type(value) is tuple:
-        for i, branch in enumerate(branches):
-            if branch.name == value[0] or value[0] in branch.aliases:
-                return i
-        short = value[0].rpartition(".")[2]
-        for i, branch in enumerate(branches):
-            if branch.name.rpartition(".")[2] == short:
-                return i
-        value = value[1]
+        name, value = value
+        if (named := _branch_named(branches, name)) is not None:
+            return named
     kinds = _KINDS.get(type(value), ())
     if isinstance(value, Marked):
         same = [i for i, branch in enumerate(branches) if branch.kind == value.kind[0]]

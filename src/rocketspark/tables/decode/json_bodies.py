@@ -208,15 +208,19 @@ class _JsonSchema:
         kinds = schema.get("type")
         if isinstance(kinds, list):
             kinds = next((kind for kind in kinds if kind != "null"), None)
-        if kinds == "object" and isinstance(schema.get("properties"), dict) and schema["properties"]:
-            fields = ((name.replace("`", "``"), self.ddl(one, above)) for name, one in schema["properties"].items())
-            return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields)}>"
         if kinds == "object":
-            more = schema.get("additionalProperties")
-            return f"map<string,{self.ddl(more, above) if isinstance(more, dict) else 'string'}>"
+            return self._object(schema, above)
         if kinds == "array" and isinstance(schema.get("items"), dict):
             return f"array<{self.ddl(schema['items'], above)}>"
         return _OF_JSON_SCHEMA.get(kinds or "", "string")
+
+    def _object(self, schema: dict[str, Any], above: tuple[str, ...]) -> str:
+        properties = schema.get("properties")
+        if isinstance(properties, dict) and properties:
+            fields = ((name.replace("`", "``"), self.ddl(one, above)) for name, one in properties.items())
+            return f"struct<{','.join(f'`{name}`:{kind}' for name, kind in fields)}>"
+        more = schema.get("additionalProperties")
+        return f"map<string,{self.ddl(more, above) if isinstance(more, dict) else 'string'}>"
 
     def _referred(self, reference: str, above: tuple[str, ...]) -> str:
         """Return the type of what lies in the same schema; text for other places, and for what lies within itself."""

@@ -250,16 +250,7 @@ class _Types:
         name = field.name
         entry = field.message_type
         if _is_repeated(field) and entry is not None and entry.GetOptions().map_entry:
-            key, key_of = _scalar(entry.fields_by_name["key"])
-            found = self._value(entry.fields_by_name["value"], above)
-            if found is None:
-                return None
-            value, value_of = found
-            # A read of a key that is not there would add it: items only.
-            return t.MapType(key, value), lambda one: [
-                (k if key_of is None else key_of(k), v if value_of is None else value_of(v))
-                for k, v in getattr(one, name).items()
-            ]
+            return self._map(name, entry, above)
         found = self._value(field, above)
         if found is None:
             return None
@@ -276,6 +267,18 @@ class _Types:
         if convert is None:
             return kind, lambda one: getattr(one, name)
         return kind, lambda one: convert(getattr(one, name))
+
+    def _map(self, name: str, entry: Descriptor, above: tuple[str, ...]) -> tuple[t.DataType, Convert] | None:
+        key, key_of = _scalar(entry.fields_by_name["key"])
+        found = self._value(entry.fields_by_name["value"], above)
+        if found is None:
+            return None
+        value, value_of = found
+        # A read of a key that is not there would add it: items only.
+        return t.MapType(key, value), lambda one: [
+            (k if key_of is None else key_of(k), v if value_of is None else value_of(v))
+            for k, v in getattr(one, name).items()
+        ]
 
 
 def _is_repeated(field: Descriptor) -> bool:
