@@ -265,18 +265,17 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     elif h.may_lack and asking is not None and asking == s.master:
         found = asking if h.designate_elect else in_place_of_master(s, live, unclean=unclean)
         if found is None:
-            held = list(s.holders)
-            why = (
-                f"{asking} of {s.broker_name} may lack what was acknowledged, and not all of {held}, which held it, are"
-                " alive: start them; clean the metadata of those that are lost for ever, or enable"
-                " enableElectUncleanMaster, to go on without"
-            )
-            return Decision(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ElectMasterReply(), remark=why)
+            return _nobody_in_place(s, asking)
     else:
         designated = asking if h.designate_elect and not h.may_lack else None
         found = elected(s, live, designated=designated, unclean=unclean, zones=zones)
     if found is None:
         return _nobody(s, asking)
+    return _decided(s, h, live, found)
+
+
+def _decided(s: ReplicaSet, h: ElectMasterHeader, live: Lives, found: int) -> Decision:
+    """Return the decision that `found` is master: an event, unless it is already and does not begin a new epoch."""
     members = ElectMasterBody(sync_state_set=[found])
     answer = ElectMasterReply(
         master_broker_id=found,
@@ -284,7 +283,7 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
         master_epoch=s.master_epoch + 1,
         sync_state_set_epoch=s.set_epoch + 1,
     )
-    begins_anew = found == asking and h.may_lack and h.designate_elect
+    begins_anew = found == h.broker_id and h.may_lack and h.designate_elect
     if found == s.master and not begins_anew:
         answer.master_epoch, answer.sync_state_set_epoch = s.master_epoch, s.set_epoch
         answer.awaits_word = s.awaits_word or None
@@ -299,6 +298,15 @@ def elect(sets: Sets, h: ElectMasterHeader, live: Lives, *, unclean: bool, zones
     heirs = heirs_of(s, found, live) if found != s.master else ()
     answer.awaits_word = bool(heirs) or None
     return Decision(header=answer, body=bodies.encode(members), events=(MasterElected(s.broker_name, found, heirs),))
+
+
+def _nobody_in_place(s: ReplicaSet, asking: int) -> Decision:
+    why = (
+        f"{asking} of {s.broker_name} may lack what was acknowledged, and not all of {list(s.holders)}, which held it,"
+        " are alive: start them; clean the metadata of those that are lost for ever, or enable"
+        " enableElectUncleanMaster, to go on without"
+    )
+    return Decision(ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ElectMasterReply(), remark=why)
 
 
 def _nobody(s: ReplicaSet, asking: int | None) -> Decision:

@@ -420,6 +420,16 @@ class OffsetCommits:
     def _has_master(self, queue: MessageQueue) -> bool:
         return self._instance.routes.master_of(queue) is not None
 
+    async def _moved(self, pullers: list[Puller], absences: int, *, strict: bool) -> dict[MessageQueue, Puller]:
+        """Return those pullers whose offset is to be committed, by queue, without those that others read further."""
+        moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
+        doubtful = [puller for puller in moved.values() if puller.absences < absences]
+        mine = await asyncio.gather(*(self._is_mine(puller, strict=strict) for puller in doubtful))
+        for puller, is_mine in zip(doubtful, mine, strict=True):
+            if not is_mine:
+                del moved[puller.queue]
+        return moved
+
     async def commit(self, pullers: Iterable[Puller], *, oneway: bool = False, strict: bool = False) -> None:
         """Commit the offsets of those pullers' queues that moved since the last commit, or that the broker may have
         lost.
@@ -430,13 +440,8 @@ class OffsetCommits:
         pullers = list(pullers)
         if not oneway:
             await self._find_masters(pullers)
-        moved = {puller.queue: puller for puller in pullers if self._is_unknown(puller)}
         absences = self._absences()
-        doubtful = [puller for puller in moved.values() if puller.absences < absences]
-        mine = await asyncio.gather(*(self._is_mine(puller, strict=strict) for puller in doubtful))
-        for puller, is_mine in zip(doubtful, mine, strict=True):
-            if not is_mine:
-                del moved[puller.queue]
+        moved = await self._moved(pullers, absences, strict=strict)
         leaving = {puller for puller in moved.values() if puller.leaving}
         told: dict[Puller, tuple[int, object, float]] = {}
         # Whose broker heard of this member again after a long time just now, as the connection began.

@@ -393,14 +393,19 @@ class Puller:
             inflation.inflated, inflation.spoiled = 0, []
             await self.process_queue.room()
 
-    def _hand_on(self, messages: list[ReceivedMessage], inflation: record.Inflation, next_offset: int) -> None:
-        all_messages, tags = messages, self.subscription.tags
+    def _chosen(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Return those of an answer's messages that were asked for: the same list if these are all."""
+        tags, begin = self.subscription.tags, self.process_queue.next_offset
         if tags and not self._is_retry:
             # The broker compares hashes, which may collide.
             messages = [m for m in messages if m.tag in tags]
         # A broker may answer with a batch that began before the offset asked for.
-        if messages and messages[0].queue_offset < self.process_queue.next_offset:
-            messages = [m for m in messages if m.queue_offset >= self.process_queue.next_offset]
+        if messages and messages[0].queue_offset < begin:
+            messages = [m for m in messages if m.queue_offset >= begin]
+        return messages
+
+    def _hand_on(self, messages: list[ReceivedMessage], inflation: record.Inflation, next_offset: int) -> None:
+        all_messages, messages = messages, self._chosen(messages)
         if self._is_retry:
             for message in messages:
                 message.read_from = self.queue.topic

@@ -301,24 +301,8 @@ class Rebalance:
         """Take and give up queues so that they are this member's share. Returns False if a topic has to be looked at
         again.
         """
-        whole, self.refusals.own = True, None
         absences = self._absences()
-        shares: dict[str, list[MessageQueue]] = {}
-        self._newcomers = False
-        for topic in list(self.subscriptions):
-            try:
-                share = await self._share(topic)
-                if share is None:
-                    whole = False
-                else:
-                    shares[topic] = share
-            except RouteNotFound:
-                # A retry topic of pops is made by the first message that comes again.
-                whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
-            except RocketSparkError as e:
-                trouble_log.warning("rebalance of topic %s in group %s: %s", topic, self.group, e)
-                self.refusals.note(e)
-                whole = False
+        shares, whole = await self._shares()
         locked = self.locks.wanted if self.locks is not None else set()
         for topic in {q.topic for q in (*self.pullers, *locked)} - set(self.subscriptions):
             await self._leave_all_but(topic, [])
@@ -334,6 +318,28 @@ class Rebalance:
         if self.assignment is not None or len(self._known_members) > 1:
             await self._others.look(self.subscriptions)
         return whole
+
+    async def _shares(self) -> tuple[dict[str, list[MessageQueue]], bool]:
+        """Return this member's queues of each topic, and False if a topic that is not among them has to be looked at
+        again.
+        """
+        whole, self.refusals.own, self._newcomers = True, None, False
+        shares: dict[str, list[MessageQueue]] = {}
+        for topic in list(self.subscriptions):
+            try:
+                share = await self._share(topic)
+                if share is None:
+                    whole = False
+                else:
+                    shares[topic] = share
+            except RouteNotFound:
+                # A retry topic of pops is made by the first message that comes again.
+                whole = whole and self.assignment is not None and topic.startswith(validators.RETRY_PREFIX)
+            except RocketSparkError as e:
+                trouble_log.warning("rebalance of topic %s in group %s: %s", topic, self.group, e)
+                self.refusals.note(e)
+                whole = False
+        return shares, whole
 
     def _absences(self) -> int:
         """Return how often this member was away for so long that others may have read its queues meanwhile."""
