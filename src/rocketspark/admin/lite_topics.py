@@ -157,6 +157,29 @@ class LiteBrokerState(msgspec.Struct, frozen=True):
 class LiteTopicOperations(ClusterClient):
     """The operations on lite topics, a part of AsyncAdmin."""
 
+    async def _listed(
+        self, master: BrokerState, topic: str, part: str, after: str, limit: int
+    ) -> tuple[ParentTopicInfo, list[LiteTopicRow], bool]:
+        """Return what a master tells of a topic, those of its lite topics that are asked for, and if they are all."""
+        peer = await self._broker(master.address)
+        # One more tells whether there are others.
+        info = await self._of_lite(
+            topic, lite_api.parent_info(peer, topic, limit + 1, after, part, timeout_ms=self._timeout_ms)
+        )
+        name = master.broker_name
+        if info.listed is not None:
+            rows = [
+                LiteTopicRow(
+                    *(each.lite_topic, name, each.min_offset, each.max_offset),
+                    *(each.last_update_timestamp, each.subscriber_count),
+                )
+                for each in info.listed
+            ]
+            return info, rows, len(rows) == info.lite_topic_count or len(rows) > limit or bool(after or part)
+        names = sorted(n for n in await self._lite_names(peer, topic, info.groups or ()) if n > after and part in n)
+        rows = await asyncio.gather(*(self._lite_row(peer, name, topic, each) for each in names[: limit + 1]))
+        return info, rows, len(names) == info.lite_topic_count
+
     async def list_lite_topics(self, topic: str, *, part: str = "", after: str = "", limit: int = 100) -> LiteTopicList:
         """Return lite topics of a topic, by name; some of RocketMQ's brokers, which list none: those that groups are
         behind in, or members subscribed to.
@@ -171,28 +194,7 @@ class LiteTopicOperations(ClusterClient):
         if not 1 <= limit <= LIMIT_MAX:
             raise UsageError(f"limit {limit} is not from 1 to {LIMIT_MAX}")
         masters = await self._lite_masters(topic)
-
-        async def look(target: BrokerState) -> tuple[ParentTopicInfo, list[LiteTopicRow], bool]:
-            peer = await self._broker(target.address)
-            # One more tells whether there are others.
-            info = await self._of_lite(
-                topic, lite_api.parent_info(peer, topic, limit + 1, after, part, timeout_ms=self._timeout_ms)
-            )
-            name = target.broker_name
-            if info.listed is not None:
-                rows = [
-                    LiteTopicRow(
-                        *(each.lite_topic, name, each.min_offset, each.max_offset),
-                        *(each.last_update_timestamp, each.subscriber_count),
-                    )
-                    for each in info.listed
-                ]
-                return info, rows, len(rows) == info.lite_topic_count or len(rows) > limit or bool(after or part)
-            names = sorted(n for n in await self._lite_names(peer, topic, info.groups or ()) if n > after and part in n)
-            rows = await asyncio.gather(*(self._lite_row(peer, name, topic, each) for each in names[: limit + 1]))
-            return info, rows, len(names) == info.lite_topic_count
-
-        told = await asyncio.gather(*map(look, masters))
+        told = await asyncio.gather(*(self._listed(master, topic, part, after, limit) for master in masters))
         rows = sorted(row for _, found, _ in told for row in found)
         last = rows[limit - 1].name if len(rows) > limit else None
         shown = [row for row in rows if last is None or row.name <= last]

@@ -123,7 +123,8 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
             raise
         self._opened = True
 
-    def _open(self) -> None:
+    def _make_parts(self) -> QueueFileInventory:
+        """Make the log, the queues, the index and what mends them; returns what was noted of the queues' files."""
         s = self.settings
         # Half for reading, half for queues that are written to.
         share = self._files.maps_max() // 2
@@ -147,6 +148,11 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
         self._queues_by_bytes = self.consume_queues.by_bytes
         self._pending = self.index_service.pending if self.index_service else None
         self._deletions = DeletedTopics(s.root, self._files)
+        return inventory
+
+    def _read_and_recover(self, inventory: QueueFileInventory) -> checkpoint.Checkpoint:
+        """Read the files, and bring log, queues and index together; returns the last checkpoint."""
+        s = self.settings
         crashed = self.crashed = os.path.exists(abort := f"{s.root}/abort")
         self.may_lack = crashed and not is_of_this_boot(abort)
         try:
@@ -184,12 +190,17 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 self._mark_open(abort)
         except OSError as e:
             raise failure(e, "open the store in", s.root) from e
+        return found
+
+    def _open(self) -> None:
+        s = self.settings
+        found = self._read_and_recover(self._make_parts())
         self.take_stored()  # What recovery put back was stored before.
         self._last_time_ms = self.recovered.last_store_time_ms
         self.began_empty = self.written_position == 0
         self.master_flushed_position = found.master_flushed_position
         self.confirmed_position = min(found.confirmed_position, self.recovered.end)
-        if store_number.is_copy(abort):
+        if store_number.is_copy(f"{s.root}/abort"):
             store_number.renew(s.root, self._files, self.consume_queues.queues(), self.queue_range)
         self.number = store_number.number_of(s.root, self._files, is_empty=self.began_empty)
         self.shared_ends = store_number.shared(s.root)
@@ -204,6 +215,7 @@ class Store(ReplicaReceiver, MessageAppender, MessageReader):
                 self.write_checkpoint()
             except StoreFull:
                 pass  # The checkpoint stays where it was, so nothing is lost; it is tried again later.
+        maps = self.log.mapped_files.maps
         if not maps.disk_is_full:
             self._spare.keep()  # Else once what starts with the store has had its room.
         maps.disk_is_full = False

@@ -120,6 +120,10 @@ class DeltaTable(ArchiveTable):
             if _BEGUN.search(str(e)) or _OTHER_COLUMNS.search(str(e)):
                 raise self.changed() from None
             raise
+        return self._added(state, after)
+
+    def _added(self, state: ArchiveState, after: ArchiveState | None) -> int:
+        """Return how many rows the commit of a state added. Raises ConfigError unless that commit is in the log."""
         commits = self._commits(COMMITS_AT_ONCE)
         for said, row in commits:
             if said is not None and said.sequence >= state.sequence:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
@@ -101,6 +101,26 @@ def run(
     return _Audit(spark, where, scope, options, progress).run()
 
 
+def _dead_letter_topics(
+    operations: Admin, space: str, groups: Iterable[str], there: Container[str], *, must_be_read: bool
+) -> dict[str, str]:
+    """Return the groups by their dead letters' topic, of those that can be read. `there`: the cluster's topics."""
+    dead: dict[str, str] = {}
+    for group in groups:
+        full = namespace.DLQ_PREFIX + namespace.wrap(space, group)
+        if full not in there:
+            continue
+        if operations.show_topic(full).queues:
+            dead[namespace.DLQ_PREFIX + group] = group
+        elif must_be_read:
+            # Brokers before 5.0 make these topics without the permission to read.
+            raise ConfigError(
+                f"topic {full} cannot be read, so dead letters cannot be counted: give it permission 6"
+                f" (`rocketspark topic update {full} --perm both`), or leave them out with --ignore dead"
+            )
+    return dead
+
+
 def ask(where: Connection, topics: Sequence[str], groups: Sequence[str], *, dead_letters: bool = True) -> AuditScope:
     """Ask the cluster for the offsets of the topics' queues, and where groups stand in them. Raises RouteNotFound;
     ConfigError for dead letters that cannot be read, unless `dead_letters` is false: then they are left out.
@@ -125,19 +145,8 @@ def ask(where: Connection, topics: Sequence[str], groups: Sequence[str], *, dead
                 # A queue that came since is not audited.
                 queues = {_bare(space, p.queue): p for p in found if _bare(space, p.queue) in bounds}
                 standings.append(GroupStanding(topic, group, queues, waiting))
-        dead: dict[str, str] = {}
-        for group in dict.fromkeys(s.group for s in standings):
-            full = namespace.DLQ_PREFIX + namespace.wrap(space, group)
-            if full not in there:
-                continue
-            if operations.show_topic(full).queues:
-                dead[namespace.DLQ_PREFIX + group] = group
-            elif dead_letters:
-                # Brokers before 5.0 make these topics without the permission to read.
-                raise ConfigError(
-                    f"topic {full} cannot be read, so dead letters cannot be counted: give it permission 6"
-                    f" (`rocketspark topic update {full} --perm both`), or leave them out with --ignore dead"
-                )
+        audited = dict.fromkeys(s.group for s in standings)
+        dead = _dead_letter_topics(operations, space, audited, there, must_be_read=dead_letters)
     for name, text in closed_topics(where, [*topics, *dead]).items():
         if name not in dead:
             raise ConfigError(text)

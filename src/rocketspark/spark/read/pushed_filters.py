@@ -139,6 +139,21 @@ def push(filters: list[Filter]) -> tuple[Pushed, list[Filter]]:
     return pushed, rest
 
 
+def _values(one: Filter, column: str, *, negated: bool) -> list[Any] | None:
+    """Return the values that a filter compares a column with, times in us; None if it cannot be pushed down."""
+    if isinstance(one, In):
+        values = list(one.value) if isinstance(one.value, list | tuple) else [object()]
+        if negated and None in values:
+            return None
+        # Null in the list makes nothing true.
+        values = [value for value in values if value is not None]
+    else:
+        values = [getattr(one, "value", None)]
+    if not all(_is(value, _TYPES[column]) for value in values):
+        return None
+    return [(value - _EPOCH) // _US for value in values] if column == "storeTime" else values
+
+
 def _take(pushed: Pushed, one: Filter) -> tuple[Pushed, bool]:
     """Return `pushed` narrowed by one filter, and whether the filter says no more than that."""
     negated = isinstance(one, Not)
@@ -151,18 +166,9 @@ def _take(pushed: Pushed, one: Filter) -> tuple[Pushed, bool]:
         if column not in _FULL:
             return pushed, False
         return pushed._replace(nothing=pushed.nothing or isinstance(inner, IsNull) != negated), True
-    if isinstance(inner, In):
-        values = list(inner.value) if isinstance(inner.value, list | tuple) else [object()]
-        if negated and None in values:
-            return pushed, False
-        # Null in the list makes nothing true.
-        values = [value for value in values if value is not None]
-    else:
-        values = [getattr(inner, "value", None)]
-    if not all(_is(value, _TYPES[column]) for value in values):
+    values = _values(inner, column, negated=negated)
+    if values is None:
         return pushed, False
-    if column == "storeTime":
-        values = [(value - _EPOCH) // _US for value in values]
     if isinstance(inner, EqualTo | EqualNullSafe | In):
         return _among(pushed, column, frozenset(values), negated)
     if negated or column not in ("queueId", "queueOffset", "storeTime"):

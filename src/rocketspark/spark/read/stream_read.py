@@ -209,6 +209,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look(None)
             self._last = dict(self._newest)
 
+    def _ends(
+        self, begin: Offsets, bounds: Mapping[MessageQueue, OffsetBounds], anew: set[MessageQueue]
+    ) -> tuple[Offsets, Offsets]:
+        """Return where the queues end now, or end for this query, and where those begin that are new to it."""
+        ends: Offsets = {}
+        added: Offsets = {}
+        for queue, found in bounds.items():
+            if self._last is not None and queue not in self._last:
+                # It came after the query's end was fixed; if another one was in its place, its own is the begin.
+                added |= {queue: found.oldest} if queue in anew else {}
+                continue
+            end = found.next if self._last is None else min(found.next, self._last[queue])
+            if queue not in begin or queue in anew:
+                added[queue] = min(found.oldest, end)
+            elif found.next >= begin[queue] or not found.of_master:
+                # A slave is behind, or `latest` was taken after the query's end was fixed.
+                end = max(end, begin[queue])
+            ends[queue] = end
+        return ends, added
+
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the offset at which the micro-batch after `start` ends, within all limits that the options set; with
         ReadAllAvailable, without limits.
@@ -219,22 +239,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._show(start)
             begin = from_json(start)
             bounds = self._look(begin)
-            ends: Offsets = {}
-            added: Offsets = {}
             made = made_of(start)
             anew = self._made_anew(begin, bounds, made)
-            for queue, found in bounds.items():
-                if self._last is not None and queue not in self._last:
-                    # It came after the query's end was fixed; if another one was in its place, its own is the begin.
-                    added |= {queue: found.oldest} if queue in anew else {}
-                    continue
-                end = found.next if self._last is None else min(found.next, self._last[queue])
-                if queue not in begin or queue in anew:
-                    added[queue] = min(found.oldest, end)
-                elif found.next >= begin[queue] or not found.of_master:
-                    # A slave is behind, or `latest` was taken after the query's end was fixed.
-                    end = max(end, begin[queue])
-                ends[queue] = end
+            ends, added = self._ends(begin, bounds, anew)
             # Queues that are new to the query begin at their oldest message.
             begin |= added
             for queue, offset in begin.items():

@@ -162,8 +162,25 @@ class MappedFileQueue:
         Raises ConfigError if the files are of another size than `size`; no file was changed then.
         """
         starts = self.names()
-        spacing = min((b - a for a, b in pairwise(starts)), default=self.size)
         lengths = {start: self._length(start) for start in starts}
+        self._check_names(starts, lengths)
+        # Files after a gap belong to no log: only the last unbroken row counts.
+        self.missing = [(a + self.size, b) for a, b in pairwise(starts) if b - a != self.size]
+        if self.missing:
+            starts = [start for start in starts if start >= self.missing[-1][1]]
+        self._check_lengths(starts, lengths)
+        self.short = {start: lengths[start] for start in starts if lengths[start] < self.size}
+        if self.short:
+            evidence = SizeEvidence()
+            self.look(evidence)
+            evidence.judge()
+        for start in self.short:
+            self.files.create(self.path(start), self.size, keep=True)
+        self.starts = starts
+
+    def _check_names(self, starts: list[int], lengths: dict[int, int]) -> None:
+        """Raise ConfigError if a file's name, the offset where it begins, is none of files of this size."""
+        spacing = min((b - a for a, b in pairwise(starts)), default=self.size)
         stray = [start for start in starts if start % self.size]
         if stray and spacing in lengths.values() and not any(start % spacing for start in starts):
             raise ConfigError(f"files in {self.directory} are not {self.size} bytes each: set {self.option}={spacing}")
@@ -172,11 +189,9 @@ class MappedFileQueue:
                 f"{self.path(stray[0])} does not belong to files of {self.size} bytes each: move it away, or set "
                 f"{self.option} to the size of the others"
             )
-        # Files after a gap belong to no log: only the last unbroken row counts.
-        self.missing = [(a + self.size, b) for a, b in pairwise(starts) if b - a != self.size]
-        if self.missing:
-            starts = [start for start in starts if start >= self.missing[-1][1]]
-        self.short = {}
+
+    def _check_lengths(self, starts: list[int], lengths: dict[int, int]) -> None:
+        """Raise ConfigError if a file is longer than files of this size."""
         for start in starts:
             found = lengths[start]
             if found > self.size and self.certain and self.size in lengths.values():
@@ -186,15 +201,6 @@ class MappedFileQueue:
                 )
             if found > self.size:
                 raise ConfigError(f"{self.path(start)} has {found} bytes: set {self.option}={found}")
-            if found < self.size:
-                self.short[start] = found
-        if self.short:
-            evidence = SizeEvidence()
-            self.look(evidence)
-            evidence.judge()
-        for start in self.short:
-            self.files.create(self.path(start), self.size, keep=True)
-        self.starts = starts
 
     def path(self, start: int) -> str:
         return f"{self.directory}/{start:020d}"
