@@ -28,7 +28,7 @@ from rocketspark import Message, MessageQueue, Producer, PullConsumer, read_tabl
 from rocketspark.admin import Admin
 from rocketspark.broker.lite import parts
 from rocketspark.client import AsyncProducer
-from rocketspark.errors import RouteNotFound, SendFailed, UsageError
+from rocketspark.errors import ConfigError, RouteNotFound, SendFailed, UsageError
 from rocketspark.protocol import headers
 from rocketspark.protocol.codes import RequestCode, ResponseCode
 from rocketspark.protocol.light_queues import offset_of
@@ -171,6 +171,17 @@ def test_what_commands_say_of_a_light_queue() -> None:
         for call in calls:
             with pytest.raises(RouteNotFound, match="'%LMQ%a' is a light queue, which has no route"):
                 call("%LMQ%a")
+
+
+@pytest.mark.shows("mended: a pattern that a light queue's name matches too ends a read of a store's folder")
+def test_a_store_is_read_without_its_light_queues(tmp_path: Path) -> None:
+    with run_cluster(store=tmp_path, **LIGHT) as cluster, Producer(cluster.namesrv) as producer:
+        for n in range(3):
+            producer.send("paints", b"%d" % n, properties={NAMES: "%LMQ%house-paints"})
+    folder = tmp_path / "broker-a"
+    assert read_table(store=folder, topicPattern=".*paints")["topic"].to_pylist() == ["paints"] * 3
+    with pytest.raises(ConfigError, match="'%LMQ%house-paints' is a light queue: read the topic that its messages"):
+        read_table(store=folder, topic="%LMQ%house-paints")
 
 
 def test_unused_topics_are_cleaned_while_light_queues_are_switched_off(tmp_path: Path) -> None:

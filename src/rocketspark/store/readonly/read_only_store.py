@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rocketspark.errors import ConfigError
+from rocketspark.protocol import light_queues
 from rocketspark.protocol.message import sysflags
 from rocketspark.protocol.message.record_layout import Ints
 from rocketspark.protocol.topic_attributes import is_compacted
@@ -293,10 +294,11 @@ def _is_compacted(config: dict[str, object]) -> bool:
 
 
 def _queue_folders(root: str) -> dict[QueueKey, tuple[str, bool]]:
-    """Return the folder of each queue, and whether it is a batch queue's."""
+    """Return the folder of each queue of a topic, and whether it is a batch queue's."""
     folders: dict[QueueKey, tuple[str, bool]] = {}
     for name, batch in (("consumequeue", False), ("batchconsumequeue", True)):
-        for topic in listed(f"{root}/{name}"):
+        # Light queues are of no topic: what they lead to was sent to others.
+        for topic in (one for one in listed(f"{root}/{name}") if not one.startswith(light_queues.NAME_PREFIX)):
             for queue_id in listed(f"{root}/{name}/{topic}"):
                 folder = f"{root}/{name}/{topic}/{queue_id}"
                 if queue_id.isascii() and queue_id.isdigit() and os.path.isdir(folder):

@@ -15,6 +15,7 @@ from rocketspark.arrow import records
 from rocketspark.arrow.decode_request import DecodeRequest
 from rocketspark.errors import ConfigError, StoreError
 from rocketspark.model import MessageQueue
+from rocketspark.protocol import light_queues
 from rocketspark.store.readonly.file_places import object_folder
 from rocketspark.store.readonly.log_scan import LogScan
 from rocketspark.store.readonly.queue_units import QueueFiles
@@ -96,6 +97,8 @@ class Stores:
         unknown = wanted - {queue.topic for queue in self._queues}
         held = self._held() if unknown else frozenset()
         for topic in sorted(unknown - held):
+            if topic.startswith(light_queues.NAME_PREFIX):
+                raise ConfigError(f"{topic!r} is a light queue: read the topic that its messages were sent to")
             names = sorted(held)
             more = f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else ""
             listing = ", ".join(names[:_TOPICS_SHOWN]) + more if names else "none"
