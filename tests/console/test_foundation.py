@@ -22,7 +22,7 @@ from rocketspark import console, machine
 from rocketspark.access import audit
 from rocketspark.admin import Admin
 from rocketspark.cli.serving.serve import loop_factory
-from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, server, sessions, state
+from rocketspark.console import ConsoleServer, ConsoleSettings, make_app, routes, server, sessions, state
 from rocketspark.console.cluster.pace import Pace, TooBusy
 from rocketspark.console.content.decoded import SCHEMA_CHARACTERS_MAX
 from rocketspark.console.guard import HEADERS, host_name
@@ -277,6 +277,12 @@ def test_the_longest_schema_fits_in_an_address(cluster: Cluster) -> None:
             await running.close()
 
     assert asyncio.run(run()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("route", [r.path for r in routes.all_routes() if isinstance(r, routes.ChangeRoute)])
+def test_a_form_without_its_fields_is_told_so(client: TestClient, route: str) -> None:
+    assert posted(client, route, confirmed="yes").status_code == 400
+    assert posted(client, route, group="billing", topic="orders", name="x", at="broker-a/0/0").status_code != 500
 
 
 # -- login -------------------------------------------------------------------------------------------------------------

@@ -167,8 +167,8 @@ async def consume_words(call: Call, form: Form) -> Confirmation:
     return Confirmation(
         "Have a message consumed",
         (
-            f"The message at {shown(form['at'])} of topic {shown(form['topic'])} is given to {who} of group"
-            f" {shown(group)}, whose listener runs with it now.",
+            f"The message at {shown(needed(form, 'at'))} of topic {shown(needed(form, 'topic'))} is given to {who} of"
+            f" group {shown(group)}, whose listener runs with it now.",
             "The group's offsets stay as they are, so that it may consume the message once more.",
         ),
         "Have it consumed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from rocketspark.console.call import Call, Confirmation, Done, Form
+from rocketspark.console.content.asked import needed
 from rocketspark.console.routes import change, page
 
 HOME = "/waiting"
@@ -38,14 +39,14 @@ async def transactions(call: Call) -> Response:
 
 async def check_words(call: Call, form: Form) -> Confirmation:
     """Say whose producers are asked again."""
-    name, topic, group = form.get("id", ""), form.get("topic", ""), form.get("group", "")
+    name, topic, group = needed(form, "id"), form.get("topic", ""), form.get("group", "")
     what = f"The broker asks a producer of {group} again whether the transaction is committed or rolled back."
     return Confirmation(f"Ask about message {name} of {topic}", (what,), "Ask", HOME)
 
 
 async def check(call: Call, form: Form) -> Done:
     """Have a transaction that was given up checked again."""
-    name = form["id"]
+    name = needed(form, "id")
     found = await call.ask(lambda admin: admin.check_transaction(name))
     return Done(f"The producers {found.group} of message {found.message_id} are asked again.", HOME)
 
