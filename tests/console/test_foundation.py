@@ -378,6 +378,28 @@ def test_where_access_control_1_0_asks_for_keys_a_user_logs_in(tmp_path: Path) -
         assert client.get("/brokers").status_code == 200
 
 
+WHITE = """
+globalWhiteRemoteAddresses: []
+accounts:
+- {accessKey: whiteKey, secretKey: boss-secret, whiteRemoteAddress: 127.0.0.1, admin: true}
+- {accessKey: otherKey, secretKey: other-secret, admin: true}
+"""
+
+
+@pytest.mark.shows("mended: an account whose white list has the console's address logged in there with any secret")
+@pytest.mark.parametrize("login", [False, True])
+def test_a_secret_that_the_cluster_does_not_look_at_is_no_login(tmp_path: Path, *, login: bool) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "plain_acl.yml").write_text(WHITE)
+    with run_cluster(acl=True, acl_home=str(tmp_path)) as running, opened(running.namesrv, login=login) as client:
+        for secret in ("made-up", "boss-secret"):
+            answer = log_in(client, "whiteKey", secret)
+            assert (answer.status_code, "so that a login proves nothing" in answer.text) == (401, True)
+        assert client.get("/brokers").status_code == 303
+        assert log_in(client, "otherKey", "made-up").status_code == 401
+        assert log_in(client, "otherKey", "other-secret").status_code == 303
+
+
 def test_keys_of_the_console_let_nobody_in(locked: Cluster) -> None:
     with opened(locked.namesrv, options=locked.client_options) as client:
         for path in ("/", "/topics", "/events", "/samples"):

@@ -58,6 +58,14 @@ ASKED_AGAIN_S = 30.0
 AGAIN = '<!doctype html><title>RocketSpark</title><meta http-equiv="refresh" content="0">\n'
 # What pages ask for by themselves, again and again while they are open: nobody need sit before them.
 BY_THEMSELVES = frozenset(("/events", "/samples", "/messages/tail/events", "/group/progress", "/streams"))
+OPEN = (
+    "this cluster asks nobody for keys, so that a login proves nothing: turn access control on there, or start the"
+    " console on 127.0.0.1 without --login and keys"
+)
+WHITE = (
+    "the white list of this account has the console's address, so that a login proves nothing: take the address out, or"
+    " use another account"
+)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -250,28 +258,34 @@ class _Ways:
         view = self._console.view_of(name, secret)
         try:
             await view.ask(lambda admin: admin.check_keys())
-            if self._console.settings.needs_login and await self._takes_any_keys():
+            if why := await self._proves_nothing(name):
                 await view.close()
-                return (
-                    "this cluster asks nobody for keys, so that a login proves nothing: turn access control on there,"
-                    " or start the console on 127.0.0.1 without --login and keys"
-                )
+                return why
         except RocketSparkError as e:
             await view.close()
             return str(e)
         call.cookie = await self._console.begin_session(name, view)
         return ""
 
-    async def _takes_any_keys(self) -> bool:
-        """Tell whether the cluster takes keys that nobody has."""
-        view = self._console.view_of(secrets.token_hex(16), secrets.token_hex(16))
+    async def _proves_nothing(self, name: str) -> str:
+        """Return why it proves nothing that the cluster takes somebody's keys; "" if it does."""
+        refused = await self._refusal(secrets.token_hex(16))
+        if refused is None:
+            return OPEN if self._console.settings.needs_login else ""
+        # Access control 1.0 looks at no secret of an account that has this address in its white list.
+        is_2_0 = refused.code == ResponseCode.NO_PERMISSION
+        return "" if is_2_0 or await self._refusal(name) is not None else WHITE
+
+    async def _refusal(self, name: str) -> ServerError | None:
+        """Return why the cluster does not take a name with a secret that nobody has, None if it does."""
+        view = self._console.view_of(name, secrets.token_hex(16))
         try:
             await view.ask(lambda admin: admin.check_keys())
-        except ServerError:
-            return False
+        except ServerError as e:
+            return e
         finally:
             await view.close()
-        return True
+        return None
 
     async def logout(self, call: Call) -> Response:
         """End a session."""
