@@ -57,7 +57,8 @@ def test_the_brokers_of_a_cluster(cluster: Cluster) -> None:
         ("broker-b", 0, "master", ""),
     ]
     assert sum(r["in_today"] for r in rows) >= 6
-    assert answer(cluster, "cluster", "show", "--cluster", "nowhere") == []
+    nowhere = run(cluster, "cluster", "show", "--cluster", "nowhere", "--json", code=1)
+    assert nowhere == "[]\nno broker answered: the NameServer knows no broker of cluster 'nowhere'"
     text = run(cluster, "cluster", "show").splitlines()
     assert text[1].split()[:5] == ["cluster", "broker", "id", "role", "address"]
     assert [line.split()[:6] for line in text[3:5]] == [
@@ -85,6 +86,14 @@ def test_a_broker_that_does_not_answer_is_told(cluster: Cluster, monkeypatch: py
 
         all_gone.setattr(AsyncAdmin, "cluster_info", alone)
         assert "no broker answered" in run(cluster, "cluster", "show", code=1)
+    # And where the NameServer has dropped them all.
+    with monkeypatch.context() as all_dropped:
+
+        async def none(self: AsyncAdmin) -> list[BrokerState]:
+            return []
+
+        all_dropped.setattr(AsyncAdmin, "cluster_info", none)
+        assert "the NameServer knows no broker" in run(cluster, "cluster", "show", code=1)
     # Rates and lags are those of the others.
     assert answer(cluster, "cluster", "top")["groups"][0]["group"] == "billing"
 

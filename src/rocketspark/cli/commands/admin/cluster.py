@@ -54,8 +54,9 @@ def show(cluster: Cluster = None, watch: Watch = None, at: ClusterAccess = HERE,
         return [_fields(state, found[1].get(state.broker_name)) for state in found[0]]
 
     run_watched(at, watch, ask, json=json, told=told, drawn=lambda found: _brokers(told(found)))
-    if last and all(state.error for state in last):
-        raise RocketSparkError(f"no broker answered: {last[0].error}")
+    if all(state.error for state in last):
+        which = "no broker" if cluster is None else f"no broker of cluster {cluster!r}"
+        raise RocketSparkError(f"no broker answered: {last[0].error if last else f'the NameServer knows {which}'}")
 
 
 def _fields(state: BrokerFigures, replicas: ReplicaSet | None) -> dict[str, Any]:
