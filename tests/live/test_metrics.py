@@ -21,7 +21,9 @@ from tests.support.ports import free_ports
 from rocketspark import Producer, SimpleConsumer
 from rocketspark.broker.access.settings import CLASSES, AccessSettings
 from rocketspark.broker.lite import lags
+from rocketspark.broker.operations import metrics
 from rocketspark.broker.server import BrokerServer
+from rocketspark.broker.statistics import histograms
 from rocketspark.errors import ConfigError
 from rocketspark.model import Message
 from rocketspark.model.limited_log import LimitedLog
@@ -162,6 +164,37 @@ def test_what_is_deleted_leaves_and_counts_anew(tmp_path: Path) -> None:
             await create(peer, queues=1)
             assert await sent(peer) == 0
             assert (await scrape(server)).value(size, **sizes) == 1
+
+    run(main())
+
+
+def test_a_look_at_many_queues_takes_turns_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told meanwhile is what the look before found."""
+    monkeypatch.setattr(metrics, "LAGS_IN_TURN", 1)
+    monkeypatch.setattr(histograms, "QUEUES_IN_TURN", 1)
+    lag, size = "rocketmq_consumer_lag_messages", "rocketmq_message_size_count"
+
+    async def main() -> None:
+        async with (
+            broker(tmp_path, metrics_exporter="PROM", metrics_port=0) as server,
+            connected(server.address) as peer,
+        ):
+            for topic in (TOPIC, "other"):
+                await create(peer, topic, queues=2)
+                for queue_id in (0, 1):
+                    await sent(peer, b"x", topic, queue_id)
+            await beat(peer, topics={TOPIC: "*"})
+            for queue_id in (0, 1):
+                commit = UpdateConsumerOffsetHeader(group=GROUP, topic=TOPIC, queue_id=queue_id, commit_offset=0)
+                (await peer.request(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).raise_for_code("commit")
+            assert server._metrics is not None
+            of = [row for family in server._metrics.collect().families if family.name == lag for row in family.rows]
+            assert of == []
+            # The topics that the broker has for itself come first.
+            assert server._metrics.sizes.by_topic.keys() < {TOPIC, "other"}
+            await until(lambda: server._metrics.sizes.by_topic.keys() == {TOPIC, "other"})
+            found = await scrape(server)
+            assert (found.value(lag, **LAG), found.value(size, **PLAIN, message_type="normal")) == (2, 2)
 
     run(main())
 

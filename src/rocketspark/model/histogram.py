@@ -44,6 +44,13 @@ class Histogram:
                 left.total -= other.total
         return left
 
+    def at_least(self, before: Histogram | None) -> Histogram:
+        """Return this histogram, with no count below that of an earlier one: what is told only rises."""
+        if before is not None:
+            self.counts = list(map(max, self.counts, before.counts))
+            self.total = max(self.total, before.total)
+        return self
+
     @property
     def count(self) -> int:
         """The number of values counted."""

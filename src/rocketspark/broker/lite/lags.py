@@ -5,11 +5,12 @@ Rule (LiteConsumerLagCalculator, 5.5.0): lite topics of which a group has no off
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.statistics.looks import Looks
 from rocketspark.protocol import lite_topics
 from rocketspark.protocol.light_queues import QUEUE_ID, topic_and_group
 from rocketspark.store.store import Store
@@ -34,40 +35,29 @@ class LiteLags:
         self._settings = settings
         self._store = store
         self._offsets = tables.offsets
-        self._run = run
-        self._found: dict[tuple[str, str], LiteLag] = {}
-        self._is_looking = False
+        self.run = run
+        looks: Looks[dict[tuple[str, str], LiteLag]] = Looks(self._look, run, {})
+        # By group and parent topic; where there are many offsets, those of an earlier look.
+        self.rows = looks.found
 
-    def rows(self) -> dict[tuple[str, str], LiteLag]:
-        """Return the lags by group and parent topic. Where there are many offsets, they are those of the look that the
-        question before this one began.
-        """
-        if not self._is_looking:
-            self._is_looking = True
-            self._run(self._look())
-        return self._found
-
-    def _look(self) -> Iterator[None]:
-        try:
-            found: dict[tuple[str, str], LiteLag] = {}
-            weight = 0
-            table = self._offsets.table
-            # Not as pairs: many new objects have the garbage collection look through all.
-            for key in list(table):
-                queue, group = topic_and_group(key)
-                lite, offset = lite_topics.of_queue(queue), table.get(key, {}).get(QUEUE_ID)
-                weight += 1
-                if lite is not None and offset is not None:
-                    lag, oldest_ms = max(0, self._store.queue_range(queue, QUEUE_ID)[1] - offset), -1
-                    if lag and self._settings.lite_lag_time_metrics:
-                        oldest_ms = self._store.store_time_at(queue, QUEUE_ID, offset)
-                        weight += ROWS_IN_TURN // READS_IN_TURN
-                    known = found.get((group, lite.parent), LiteLag(0, -1))
-                    oldest = [ms for ms in (known.oldest_ms, oldest_ms) if ms >= 0]
-                    found[group, lite.parent] = LiteLag(known.messages + lag, min(oldest, default=-1))
-                if weight >= ROWS_IN_TURN:
-                    weight = 0
-                    yield
-            self._found = found
-        finally:
-            self._is_looking = False
+    def _look(self) -> Generator[None, None, dict[tuple[str, str], LiteLag]]:
+        found: dict[tuple[str, str], LiteLag] = {}
+        weight = 0
+        table = self._offsets.table
+        # Not as pairs: many new objects have the garbage collection look through all.
+        for key in list(table):
+            queue, group = topic_and_group(key)
+            lite, offset = lite_topics.of_queue(queue), table.get(key, {}).get(QUEUE_ID)
+            weight += 1
+            if lite is not None and offset is not None:
+                lag, oldest_ms = max(0, self._store.queue_range(queue, QUEUE_ID)[1] - offset), -1
+                if lag and self._settings.lite_lag_time_metrics:
+                    oldest_ms = self._store.store_time_at(queue, QUEUE_ID, offset)
+                    weight += ROWS_IN_TURN // READS_IN_TURN
+                known = found.get((group, lite.parent), LiteLag(0, -1))
+                oldest = [ms for ms in (known.oldest_ms, oldest_ms) if ms >= 0]
+                found[group, lite.parent] = LiteLag(known.messages + lag, min(oldest, default=-1))
+            if weight >= ROWS_IN_TURN:
+                weight = 0
+                yield
+        return found

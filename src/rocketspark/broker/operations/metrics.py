@@ -4,7 +4,7 @@ state, which a collection reads. Only loaded with a metricsExporterType.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from rocketspark.access.audit import Audit, Check, request_name
@@ -17,6 +17,7 @@ from rocketspark.broker.replication.role import Role
 from rocketspark.broker.replication.standing import ReplicationFigures
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.statistics.histograms import MessageSizes, RequestTimes
+from rocketspark.broker.statistics.looks import Looks
 from rocketspark.broker.statistics.stats import TrafficStats
 from rocketspark.broker.storage.json_tables import SaveFailures, now_ms
 from rocketspark.model.histogram import Histogram
@@ -40,11 +41,14 @@ _STORAGE = {"storage_medium": "disk", "storage_type": "local"}
 
 _V4, _PER_MAJOR = 213, 200
 # Places of gauges in what `_lag` yields.
-_UNCONSUMED, _AGE, _READY = 0, 1, 3
+_UNCONSUMED, _AGE, _INFLIGHT, _READY, _WAITING = range(5)
+# Queues of groups that are looked at in one turn: some ms.
+LAGS_IN_TURN = 1024
 
 T = TypeVar("T")
 # Kind, name, help text, rows.
 Told = tuple[str, str, str, Iterable[Row]]
+Lag = tuple[float, float, float, float, float]
 
 
 class AccessFigures(NamedTuple):
@@ -87,9 +91,10 @@ class Metrics:
         self._replication = replication
         self._audit = access.audit
         self._passed = access.passed
-        self.sizes = MessageSizes(reads.store)
+        self.sizes = MessageSizes(reads.store, self._sizes_apart, lite.run)
         self.times = RequestTimes()
         reads.stats.topic_was_forgotten = self._forget_topic
+        self._lag = Looks[list[tuple[dict[str, str], Lag]]](self._look_at_lags, lite.run, []).found
         self._labels = ExportSettings.of(settings).labels() | {
             "cluster": settings.cluster_name,
             "node_type": "broker",
@@ -223,8 +228,7 @@ class Metrics:
         yield COUNTER, "rocketspark_audit_lines", "Lines of the audit: written, left out of a flood, lost.", lines
 
     def _lags(self) -> Iterator[Told]:
-        lag = _as_far_as_known("lag", self._lag())
-        lite = self._lite_lags()
+        lag, lite = self._lag(), self._lite_lags()
         for column, (name, help_text) in enumerate(
             (
                 ("rocketmq_consumer_lag_messages", "Messages not committed yet."),
@@ -330,20 +334,23 @@ class Metrics:
     def _message_sizes(self) -> Iterator[tuple[dict[str, str], Histogram]]:
         """Return message sizes by topic and kind, as `_into` has them."""
         s = self._stats
-        none = TrafficStats()
         self.sizes.collect()
-        for topic, stored in self.sizes.by_topic.items():
+        for topic, plain in self.sizes.by_topic.items():
             if topic in (topic_names.SCHEDULE_TOPIC, topic_names.HALF_TOPIC, topic_names.OP_HALF_TOPIC) or _is_retry(
                 topic
             ):
                 continue
-            plain = stored.without(s.delivered.get(topic, none).sizes, s.committed.get(topic, none).sizes)
             if plain.count:
                 yield self._topic(topic, message_type=self._kind(topic)), plain
         for kind, flows in (("delay", s.parked), ("transaction", s.prepared)):
             for topic, flow in flows.items():
                 if not _is_retry(topic) and flow.sizes is not None:
                     yield self._topic(topic, message_type=kind), flow.sizes
+
+    def _sizes_apart(self, topic: str) -> Iterator[Histogram | None]:
+        none = TrafficStats()
+        for flows in (self._stats.delivered, self._stats.committed):
+            yield flows.get(topic, none).sizes
 
     # -- timers ----------------------------------------------------------------------------------------------------
 
@@ -416,33 +423,43 @@ class Metrics:
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
-    def _lag(self) -> Iterator[tuple[dict[str, str], tuple[float, float, float, float, float]]]:
-        """Yield (not committed, age of the oldest, pulled, not pulled, age of the oldest) by live group and topic."""
-        now = now_ms()
-        for name, group in self._clients.consumers.items():
-            # What a group lacks of lite topics does not stand in the queues of their topic.
-            if group.message_model == "BROADCASTING" or bind_topic(self._groups.table.get(name)) is not None:
-                continue
-            for topic in group.subscriptions:
-                config = self._topics.get(topic)
-                if config is None:
+    def _look_at_lags(self) -> Generator[None, None, list[tuple[dict[str, str], Lag]]]:
+        """Return (not committed, age of the oldest, pulled, not pulled, age of the oldest) by live group and topic."""
+        now, seen = now_ms(), 0
+        found: list[tuple[dict[str, str], Lag]] = []
+        try:
+            for name, group in list(self._clients.consumers.items()):
+                # What a group lacks of lite topics does not stand in the queues of their topic.
+                if group.message_model == "BROADCASTING" or bind_topic(self._groups.table.get(name)) is not None:
                     continue
-                lag = inflight = ready = 0
-                oldest = waiting = now
-                for queue_id in range(config.write_queue_nums):
-                    low, high = self._store.queue_range(topic, queue_id)
-                    committed = self._offsets.get(name, topic, queue_id)
-                    done = high if committed is None else min(max(committed, low), high)
-                    pulled = min(max(self._offsets.pulled(name, topic, queue_id), done), high)
-                    lag += high - done
-                    inflight += pulled - done
-                    ready += high - pulled
-                    if done < high:
-                        oldest = min(oldest, self._store.store_time_at(topic, queue_id, done))
-                    if pulled < high:
-                        waiting = min(waiting, self._store.store_time_at(topic, queue_id, pulled))
-                labels = self._topic(topic, name) | {"is_retry": _text(_is_retry(topic))}
-                yield labels, (lag, max(0, now - oldest), inflight, ready, max(0, now - waiting))
+                for config in filter(None, map(self._topics.get, list(group.subscriptions))):
+                    topic, lag = config.topic_name, [0, now, 0, 0, now]
+                    for queue_id in range(config.write_queue_nums):
+                        seen += 1
+                        if seen % LAGS_IN_TURN == 0:
+                            yield
+                        self._add_lag(lag, name, topic, queue_id)
+                    unconsumed, oldest, inflight, ready, waiting = lag
+                    labels = self._topic(topic, name) | {"is_retry": _text(_is_retry(topic))}
+                    ages = max(0, now - oldest), max(0, now - waiting)
+                    found.append((labels, (unconsumed, ages[0], inflight, ready, ages[1])))
+        except Exception:
+            log.exception("metrics of %s are not whole", "lag")
+        return found
+
+    def _add_lag(self, lag: list[int], group: str, topic: str, queue_id: int) -> None:
+        """Add what a group lacks of a queue; the times are those of the oldest messages."""
+        low, high = self._store.queue_range(topic, queue_id)
+        committed = self._offsets.get(group, topic, queue_id)
+        done = high if committed is None else min(max(committed, low), high)
+        pulled = min(max(self._offsets.pulled(group, topic, queue_id), done), high)
+        lag[_UNCONSUMED] += high - done
+        lag[_INFLIGHT] += pulled - done
+        lag[_READY] += high - pulled
+        if done < high:
+            lag[_AGE] = min(lag[_AGE], self._store.store_time_at(topic, queue_id, done))
+        if pulled < high:
+            lag[_WAITING] = min(lag[_WAITING], self._store.store_time_at(topic, queue_id, pulled))
 
     def _producers(self) -> Iterator[Row]:
         counts: dict[tuple[str, str], set[str]] = {}

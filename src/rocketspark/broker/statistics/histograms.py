@@ -5,11 +5,12 @@ Bounds and labels: BrokerMetricsManager, RemotingMetricsManager, DefaultStoreMet
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from rocketspark import machine
+from rocketspark.broker.statistics.looks import Looks
 from rocketspark.broker.topic_names import is_system_topic
 from rocketspark.errors import ServerError
 from rocketspark.model.histogram import Histogram
@@ -28,6 +29,8 @@ CREATE_BOUNDS = (10, 100, 1000, 3000, 5000)
 # In s, whatever the metric's name says.
 FINISH_BOUNDS = (5, 60, 600, 3600, 43_200, 86_400)
 DELAY_BOUNDS = (60, 600, 3600, 43_200, 86_400, 259_200)
+# Queues without new messages, and pieces of those with some, that are looked at in one turn: some ms.
+QUEUES_IN_TURN, READ_IN_TURN = 2048, 64
 # Requests without an answer yet: beyond so many on one connection the oldest are forgotten.
 LATER_MAX = 10_000
 
@@ -39,32 +42,63 @@ _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 class MessageSizes:
-    """Sizes of messages' records by topic, read from the consume queues, at no cost to sends."""
+    """Sizes of messages' records by topic, read from the consume queues, at no cost to sends. `others`: returns the
+    sizes of those messages of a topic that count elsewhere; `run`: makes one step of a long look in each turn of the
+    loop, the first at once.
+    """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self,
+        store: Store,
+        others: Callable[[str], Iterable[Histogram | None]],
+        run: Callable[[Iterator[None]], None],
+    ) -> None:
         self._store = store
+        self._others = others
+        self._stored: dict[str, Histogram] = {}
+        self._counted = {
+            (topic, queue_id): store.queue_range(topic, queue_id)[1]
+            for topic, ids in store.queues().items()
+            for queue_id in ids
+        }
+        # Without those that count elsewhere.
         self.by_topic: dict[str, Histogram] = {}
-        self._counted = {queue: store.queue_range(*queue)[1] for queue in self._queues()}
+        # Counts the messages stored since the last call; where they are in many queues, in later turns of the loop.
+        self.collect = Looks(self._look, run, None).found
 
-    def _queues(self) -> list[tuple[str, int]]:
-        return [(topic, queue_id) for topic, ids in self._store.queues().items() for queue_id in ids]
+    def _look(self) -> Generator[None, None, None]:
+        weight = 0
+        for topic, ids in list(self._store.queues().items()):
+            weight += len(ids)
+            # A topic in one step: what counts elsewhere of it is then known up to the same message.
+            pieces = sum(self._count(topic, queue_id) for queue_id in ids)
+            if pieces:
+                stored, before = self._stored[topic], self.by_topic.get(topic)
+                self.by_topic[topic] = stored.without(*self._others(topic)).at_least(before)
+                weight += pieces * QUEUES_IN_TURN // READ_IN_TURN
+            if weight >= QUEUES_IN_TURN:
+                weight = 0
+                yield
 
-    def collect(self) -> None:
-        """Count the messages stored since the last call."""
-        for queue in self._queues():
-            low, high = self._store.stored_range(*queue)[0], self._store.queue_range(*queue)[1]
-            counted = max(low, self._counted.get(queue, 0))
-            if counted >= high:
-                continue
-            self._counted[queue] = high
-            topic = self.by_topic.get(queue[0])
-            if topic is None:
-                topic = self.by_topic[queue[0]] = Histogram(SIZE_BOUNDS)
-            for sizes in self._store.record_sizes(*queue, counted, high - counted):
-                topic.add_all(sizes)
+    def _count(self, topic: str, queue_id: int) -> int:
+        """Count what is new in a queue; return in how many pieces it was read."""
+        low, high = self._store.stored_range(topic, queue_id)[0], self._store.queue_range(topic, queue_id)[1]
+        counted = max(low, self._counted.get((topic, queue_id), 0))
+        if counted >= high:
+            return 0
+        self._counted[topic, queue_id] = high
+        stored = self._stored.get(topic)
+        if stored is None:
+            stored = self._stored[topic] = Histogram(SIZE_BOUNDS)
+        pieces = 1
+        for sizes in self._store.record_sizes(topic, queue_id, counted, high - counted):
+            stored.add_all(sizes)
+            pieces += 1
+        return pieces
 
     def forget_topic(self, topic: str) -> None:
         """Forget a deleted topic: one that is made anew counts from its first message on."""
+        self._stored.pop(topic, None)
         self.by_topic.pop(topic, None)
         self._counted = {queue: counted for queue, counted in self._counted.items() if queue[0] != topic}
 
