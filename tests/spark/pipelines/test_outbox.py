@@ -252,6 +252,21 @@ def test_a_row_that_was_changed_after_it_was_sent_stops_nothing(
     assert sent(cluster, topic) == wanted(1, 2, 3)
 
 
+@pytest.mark.shows("mended: a pipeline killed, or out of disk, in the midst of its checkpoint's first note never began")
+def test_a_first_note_that_was_not_finished_stops_nothing(
+    spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, url, offsets = make_topic(), f"sqlite:///{tmp_path}/shop.db", tmp_path / "c" / "offsets"
+    execute(url, TABLE)
+    insert(url, 1, 2)
+    offsets.mkdir(parents=True)
+    unfinished = offsets / ".0.02570c16-8e11-4e4b-916d-e567c8dccd71.tmp"
+    unfinished.write_bytes(b"")
+    given: dict[str, Any] = {"database": url, "table": "orders", "checkpoint": tmp_path / "c", "columns": COLUMNS}
+    outbox.run(spark, cluster.namesrv, options=OutboxOptions(topic=topic, name=topic), **given)
+    assert sent(cluster, topic) == wanted(1, 2)
+
+
 @pytest.mark.shows("mended: `outbox` passes rows over after its database was set back")
 def test_a_database_that_is_older_than_the_checkpoint_is_refused(
     spark: SparkSession, cluster: Cluster, make_topic: Callable[..., str], tmp_path: Path

@@ -49,10 +49,26 @@ def start_query(
     """Start a streaming query. `interval_s`: it goes on, a micro-batch at most every so many seconds; None: it reads
     what is there now, and ends (AvailableNow).
     """
+    _clear_unfinished(checkpoint)
     writer = writer.queryName(name).option("checkpointLocation", str(checkpoint))
     if interval_s is None:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(interval_s * 1000)} milliseconds").start()
+
+
+def _clear_unfinished(checkpoint: Path | str) -> None:
+    """Remove from a place on this machine's disk what a kill or a full disk left of its first note: Spark 4.3 refuses
+    to begin beside it.
+    """
+    folder = local(checkpoint)
+    if scheme_of(folder):
+        return
+    notes = list((Path(folder) / "offsets").glob("*"))
+    if any(note.name.isdecimal() for note in notes):
+        return
+    for note in notes:
+        if note.name.startswith(".") and note.name.endswith((".tmp", ".tmp.crc")):
+            note.unlink(missing_ok=True)
 
 
 def run_query(
