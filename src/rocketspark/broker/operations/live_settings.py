@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rocketspark.broker import tiered_settings
 from rocketspark.broker.access import settings as access_settings
 from rocketspark.broker.broker_conf import convert
 from rocketspark.broker.declared_settings import Hearer
@@ -62,7 +63,8 @@ class LiveSettings:
             if not barred.isdisjoint(values):
                 raise ServerError(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
             for key in values:
-                if (is_key(key) or access_settings.is_key(key)) and key not in FIELDS:
+                is_of_part = is_key(key) or access_settings.is_key(key) or key in tiered_settings.KEYS
+                if is_of_part and key not in FIELDS:
                     raise ConfigError(f"{key} cannot change while the broker runs")
             taken, ignored, unknown = convert(values)
             changed = self._changed(taken)
