@@ -285,6 +285,21 @@ def test_a_change_is_written_into_broker_conf(tmp_path: Path) -> None:
     assert after.ignored == {"ackThreadPoolQueueCapacity": "7"}
 
 
+def test_a_change_is_written_into_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    conf, link = tmp_path / "kept" / "broker.conf", tmp_path / "broker.conf"
+    conf.parent.mkdir()
+    conf.write_text("brokerName=broker-a\n")
+    link.symlink_to(conf)
+
+    async def main() -> None:
+        async with broker(tmp_path / "store", conf_path=str(link)) as server, connected(server.address) as peer:
+            (await update(peer, "maxMessageSize=2000")).raise_for_code("u")
+
+    run(main())
+    assert link.is_symlink()
+    assert conf.read_text() == "brokerName=broker-a\nmaxMessageSize=2000\n"
+
+
 # -- state and statistics ----------------------------------------------------------------------------------------------
 
 

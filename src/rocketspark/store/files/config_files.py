@@ -181,7 +181,8 @@ def keep_settings(
     try:
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
-        write(path, replace_values(text, values, key_of), keep_before=False)
+        # Not in the place of a link: whoever edits the file that it leads to would edit one that is read no more.
+        write(os.path.realpath(path), replace_values(text, values, key_of), keep_before=False)
     except (OSError, UnicodeDecodeError, StoreError) as e:
         raise ServerError(
             ResponseCode.SYSTEM_ERROR,
