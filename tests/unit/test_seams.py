@@ -56,8 +56,6 @@ ALLOWED = {
     "access/audit.py": {"os.write", "os.ftruncate", "os.rename", "os.unlink", "Path.mkdir"},
     # Offsets of a broadcasting client, on the machine of the application.
     "client/consumer/offsets.py": {"os.replace", "os.fsync", "Path.mkdir", "Path.unlink"},
-    # Values of the NameServer, replaced whole.
-    "namesrv/kv_config.py": {"os.replace", "os.fsync", "open to write"},
     # A copy that is made while nobody writes into it.
     "store/backup.py": {
         *("os.utime", "os.pwrite", "os.fsync", "os.fchmod", "shutil.rmtree", "Path.mkdir", "Path.unlink"),

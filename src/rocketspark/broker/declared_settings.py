@@ -12,7 +12,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 import msgspec
 
 from rocketspark.errors import ConfigError
-from rocketspark.model.text import INT_MAX, LONG_MAX, shown, whole_number
+from rocketspark.model.conf_lines import number_of, truth_of
+from rocketspark.model.text import INT_MAX, LONG_MAX, shown
 from rocketspark.transport.metrics.settings import INTERVAL_MS_MIN
 
 # The limit of queues of a topic: a request that visits each queue would block the loop for long.
@@ -125,9 +126,7 @@ class Setting(NamedTuple):
         """Return the field's value for broker.conf's text. Raises ConfigError naming the key and the valid values."""
         key = key or self.key
         if self.type is bool:
-            if text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
+            return truth_of(key, text)
         if self.is_text:
             if len(text) > TEXT_LENGTH_MAX or _CONTROL.search(text):
                 told = key if self.type is Secret else f"{key}={shown(text)!r}"
@@ -137,8 +136,4 @@ class Setting(NamedTuple):
                 )
             return self.type(text)
         _, meta = get_args(self.type)
-        low, high = -(-meta.ge // self._factor), meta.le // self._factor
-        number = whole_number(text, low=low, high=high)
-        if number is None:
-            raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
-        return number * self._factor
+        return number_of(key, text, -(-meta.ge // self._factor), meta.le // self._factor) * self._factor

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from rocketspark.protocol.message import properties
 from rocketspark.transport.request_frames import Reply
 
 log = logging.getLogger("rocketspark.client")
+T = TypeVar("T")
 sends_log = logging.getLogger("rocketspark.sends")
 
 # Gets queues; a plain function, called in a thread, or a coroutine function.
@@ -249,10 +250,15 @@ def guarded(hook: Callable[..., None], *arguments: Any) -> None:
 
 async def call_with_queues(function: OnQueues, queues: list[MessageQueue]) -> None:
     """Call an application's function with queues that were taken or are given up; what it raises is logged."""
+    await call_and_log(function, queues, "on_assigned, on_revoked or the callback of watch_queues")
+
+
+async def call_and_log(function: Callable[[T], object], given: T, name: str) -> None:
+    """Call an application's function, in a thread if it is a plain one; what it raises is logged, with its name."""
     try:
-        returned = function(queues) if is_coroutine_function(function) else await asyncio.to_thread(function, queues)
+        returned = function(given) if is_coroutine_function(function) else await asyncio.to_thread(function, given)
         await on_loop(returned)
     except BaseException as e:
         if passes_on(e):
             raise
-        log.exception("on_assigned, on_revoked or the callback of watch_queues failed; the consumer goes on")
+        log.exception("%s failed; the consumer goes on", name)

@@ -65,6 +65,21 @@ def replace_values(text: str, values: dict[str, str], key_of: Callable[[str], st
     return "\n".join(lines) + "\n"
 
 
+def truth_of(key: str, text: str) -> bool:
+    """Return what a setting's text says. Raises ConfigError naming the key."""
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
+    return text.lower() == "true"
+
+
+def number_of(key: str, text: str, low: int, high: int) -> int:
+    """Return the whole number of a setting's text, from `low` to `high`. Raises ConfigError naming the key."""
+    number = whole_number(text, low=low, high=high)
+    if number is None:
+        raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
+    return number
+
+
 def typed_values(
     fields: Mapping[str, msgspec.structs.FieldInfo], values: Mapping[str, str], lowest: Mapping[str, int], high: int
 ) -> dict[str, Any]:
@@ -78,15 +93,9 @@ def typed_values(
         if field is None:
             continue
         if field.type is bool:
-            if text.lower() not in ("true", "false"):
-                raise ConfigError(f"{key}={shown(text)!r}: true or false is needed")
-            taken[field.name] = text.lower() == "true"
+            taken[field.name] = truth_of(key, text)
         elif field.type is int:
-            low = lowest.get(key, 0)
-            number = whole_number(text, low=low, high=high)
-            if number is None:
-                raise ConfigError(f"{key}={shown(text)!r}: a whole number is needed, from {low} to {high}")
-            taken[field.name] = number
+            taken[field.name] = number_of(key, text, lowest.get(key, 0), high)
         else:
             taken[field.name] = text.strip()
     return taken

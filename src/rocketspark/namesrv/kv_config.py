@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -88,17 +87,11 @@ class KvConfig:
             return
         fresh = self._path.with_suffix(".tmp")
         try:
-            make_folder(OsFiles(), str(self._path.parent))
-            with open(fresh, "wb") as f:
-                f.write(msgspec.json.format(msgspec.json.encode(_Document(tables)), indent=1))
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(fresh, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            files, folder = OsFiles(), str(self._path.parent)
+            make_folder(files, folder)
+            files.write_file(str(fresh), msgspec.json.format(msgspec.json.encode(_Document(tables)), indent=1))
+            files.replace(str(fresh), str(self._path))
+            files.sync_directory(folder)
         except OSError as e:
             why = e.strerror or e
             log.error("%s cannot be written: %s; nothing was changed", self._path, why)

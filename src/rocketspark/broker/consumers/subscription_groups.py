@@ -22,6 +22,15 @@ FORBIDDEN_READ = 1 << 2
 FORBIDDEN_MAX = 10_000
 
 
+def check_consumes(group: GroupConfig | None, name: str) -> GroupConfig:
+    """Return a group's settings; raises ServerError if there is none of that name, or if it may not consume."""
+    if group is None:
+        raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
+    if not group.consume_enable:
+        raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+    return group
+
+
 class SubscriptionGroups:
     """The consumer groups a broker knows."""
 

@@ -16,6 +16,7 @@ from rocketspark.broker.consumers.cold_reads import ColdReads
 from rocketspark.broker.consumers.consumer_offsets import is_of_before
 from rocketspark.broker.consumers.long_polling import NO_QUEUE, HeldRequest, LongPolling, request_weight
 from rocketspark.broker.consumers.message_filters import TEXT_KEPT_MAX, PullFilter, PullSubscriptions, ToCompile
+from rocketspark.broker.consumers.subscription_groups import check_consumes
 from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.replication.role import BrokerRole
 from rocketspark.broker.settings import BrokerSettings
@@ -407,13 +408,7 @@ class PullHandler:
             raise ServerError(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._settings.broker_name}] pulling message is forbidden"
             )
-        group = self._groups.get(h.group, by=peer.address)
-        if group is None:
-            raise ServerError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{h.group}] does not exist"
-            )
-        if not group.consume_enable:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {h.group}")
+        check_consumes(self._groups.get(h.group, by=peer.address), h.group)
         config = self._topics.get(h.topic)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{h.topic}] not exist, apply first please!")

@@ -321,11 +321,14 @@ class Registration:
             self.on_master(addresses.ha_address, addresses.master_address)
         return list(java_json.decode(reply.body, bodies.KvTable).table) if reply.body else []
 
-    async def leave(self) -> None:
-        """Unregister at every NameServer that can be reached; `start` registers again."""
+    def _cancel_all(self) -> None:
         for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
             if task is not None:
                 task.cancel()
+
+    async def leave(self) -> None:
+        """Unregister at every NameServer that can be reached; `start` registers again."""
+        self._cancel_all()
         self._keepers.clear()
         self._tellers.clear()
         if self._address:
@@ -346,9 +349,7 @@ class Registration:
     async def abandon(self) -> None:
         """Stop without telling the NameServers, as a kill would."""
         self._address = ""
-        for task in [*self._keepers, *(teller.task for teller in self._tellers.values()), self._warning]:
-            if task is not None:
-                task.cancel()
+        self._cancel_all()
         await self._connections.close()
 
     async def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rocketspark.broker.consumers.subscription_groups import check_consumes
 from rocketspark.broker.parts import Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.settings import BrokerSettings
@@ -122,23 +123,16 @@ class PopChecks:
 
     def check_group(self, peer: Peer, name: str, topic: str) -> None:
         """Check that a group may read a topic."""
-        group = self._groups.get(name, by=peer.address)
-        if group is None:
-            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{name}] does not exist")
-        if not group.consume_enable:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
+        check_consumes(self._groups.get(name, by=peer.address), name)
         if self._groups.forbidden and not self._groups.readable(name, topic):
             raise ServerError(ResponseCode.NO_PERMISSION, f"the consumer group[{name}] is forbidden for topic[{topic}]")
 
     def check_again(self, topic: str, group: str) -> None:
         """Check topic and group once more, as they may have changed while a request was held; neither is created."""
-        config, known = self._topics.table.get(topic), self._groups.table.get(group)
+        config = self._topics.table.get(topic)
         if config is None:
             raise ServerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
-        if known is None:
-            raise ServerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
-        if not known.consume_enable:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
+        check_consumes(self._groups.table.get(group), group)
         if not config.perm & PERM_READ:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] peeking message is forbidden")
 

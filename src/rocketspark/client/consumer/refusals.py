@@ -6,16 +6,15 @@ Rule: the consumer tries again all the same, as an operator may mend it; but the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rocketspark import machine
-from rocketspark.client.callbacks import Tasks, on_loop, passes_on
+from rocketspark.client.callbacks import Tasks
 from rocketspark.client.connection import client_api
 from rocketspark.client.connection.instance import Instance
-from rocketspark.client.hooks import is_coroutine_function
+from rocketspark.client.hooks import call_and_log
 from rocketspark.client.validators import RETRY_PREFIX
 from rocketspark.errors import FilterIllegal, RocketSparkError, ServerError
 from rocketspark.model import MessageQueue, Subscription
@@ -138,14 +137,4 @@ class ErrorCalls:
         if len(self._told_s) >= TOLD_MAX:
             self._told_s.clear()
         self._told_s[text] = now_s
-        self._calls.begin(self._call(error))
-
-    async def _call(self, error: RocketSparkError) -> None:
-        function = self._function
-        try:
-            returned = function(error) if is_coroutine_function(function) else await asyncio.to_thread(function, error)
-            await on_loop(returned)
-        except BaseException as e:
-            if passes_on(e):
-                raise
-            log.exception("on_error failed; the consumer goes on")
+        self._calls.begin(call_and_log(self._function, error, "on_error"))

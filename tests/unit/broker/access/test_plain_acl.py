@@ -23,6 +23,7 @@ from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.plain_acl.rules import PUB, SUB, allows, in_java_order, permission, resource_told
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.store.files import system_calls
 
 pytestmark = pytest.mark.shows(
     "access control 1.0: files, address patterns, reload, 50-54, migration",
@@ -220,6 +221,7 @@ def test_a_link_is_written_through_and_a_folder_that_cannot_be_written_changes_n
         os.replace(source, path)
 
     monkeypatch.setattr(rule_files, "os", like(os, fsync=sync, replace=replace))
+    monkeypatch.setattr(system_calls, "os", like(os, fsync=sync))
     files.write(files.plain_path, Document(("1.2.3.4",)))
     assert steps == ["0o600", str(target), "folder"]
     assert (tmp_path / "conf/plain_acl.yml").is_symlink()

@@ -19,6 +19,7 @@ from rocketspark.broker.access.plain_acl.documents import FILE_BYTES_MAX, Accoun
 from rocketspark.broker.access.plain_acl.rules import Account, Rules
 from rocketspark.errors import ConfigError
 from rocketspark.model.text import shown
+from rocketspark.store.files.system_calls import OsFiles
 
 PLAIN_FILE = "conf/plain_acl.yml"
 FOLDER = "conf/acl"
@@ -128,7 +129,7 @@ class RuleFiles:
                 os.fchmod(fd, MODE)
                 os.fsync(fd)
             os.replace(temporary, path)
-            _sync(folder)
+            OsFiles().sync_directory(folder)
         except OSError as e:
             if temporary and os.path.exists(temporary):
                 os.unlink(temporary)
@@ -159,11 +160,3 @@ def _is_open(path: str) -> bool:
         return bool(os.stat(path).st_mode & 0o077)
     except OSError:
         return False
-
-
-def _sync(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from rocketspark.broker.consumers.long_polling import request_weight
+from rocketspark.broker.consumers.subscription_groups import check_consumes
 from rocketspark.broker.lite import attributes
 from rocketspark.broker.lite.parts import waiting_name
 from rocketspark.broker.lite.pops import LitePops, Taken
@@ -98,13 +99,8 @@ class PopLiteHandler:
             raise ServerError(ResponseCode.NO_PERMISSION, f"the topic [{h.topic}] peeking message is forbidden")
         if not attributes.is_lite_topic(config):
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"the topic [{h.topic}] message type not match")
-        group = self._groups.get(h.group, by=by) if by else self._groups.table.get(h.group)
-        if group is None:
-            raise ServerError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{h.group}] does not exist"
-            )
-        if not group.consume_enable:
-            raise ServerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {h.group}")
+        known = self._groups.get(h.group, by=by) if by else self._groups.table.get(h.group)
+        group = check_consumes(known, h.group)
         if attributes.bind_topic(group) != h.topic:
             raise ServerError(ResponseCode.INVALID_PARAMETER, f"subscription bind topic not match, {h.group}")
 
