@@ -154,7 +154,8 @@ def sections(module: Any, names: Iterable[str]) -> list[str]:
 
 def results(of: type) -> list[str]:
     """The structs in which a class's methods answer, and those in their fields, each with its fields."""
-    texts = [str(inspect.signature(call).return_annotation) for _, call in inspect.getmembers(of, inspect.isfunction)]
+    calls = [call for name, call in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")]
+    texts = [str(inspect.signature(call).return_annotation) for call in calls]
     spaces = [vars(sys.modules[base.__module__]) for base in of.__mro__]
     found: dict[str, type] = {}
     while texts:

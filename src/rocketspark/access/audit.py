@@ -118,7 +118,7 @@ class AuditFile:
             raise StoreUnwritable(f"the audit log {self._path} cannot be written: {e.strerror or e}") from None
 
     def put(self, line: bytes) -> None:
-        """Have a line, which ends with a line break, written soon by the thread."""
+        """Hand a line, which ends with a line break, to the thread, which writes it soon."""
         if self._closed:
             return
         if self._thread is None:

@@ -22,7 +22,7 @@ class PublishOptions(TypedDict, total=False):
     delay_ms: how much later it is delivered.
     deliver_at: when it is delivered: a datetime, or ms since 1970.
     headers: the message's properties; values become texts. content-type and correlation_id are added.
-    correlation_id: by which a message and what came of it are told; None: a new one.
+    correlation_id: an id that the message shares with its reply and with what handlers publish; None: a new one.
     reply_to: the topic to which the handler's result is published.
     timeout: seconds, over all attempts, of a request for its reply too; None: the producer's.
     """

@@ -63,7 +63,10 @@ class _Cache(Generic[T]):
         self._begun: dict[str, asyncio.Task[T]] = {}
 
     async def get(self, name: str) -> T:
-        """Return the value. Raises what fetching raises if none is known."""
+        """Return the value of a name: the known one while it is fresh, else one that is fetched.
+
+        While no broker can be reached an old value is returned. Raises what fetching raises if none is known.
+        """
         if (fresh := self._fresh(name)) is not None:
             return fresh[1]
         found = self._found.get(name)

@@ -69,7 +69,7 @@ class RowOutcome(NamedTuple):
 class StateFigures(NamedTuple):
     """The messages of an outbox in one state. `oldest_ms`: when the first of them was added, `last_sent_ms`: when the
     last was sent, both None if there is none; `failed`: those whose last attempt failed;
-    `attempts_max`: how often at most.
+    `attempts_max`: how often the one with the most attempts was tried.
     """
 
     messages: int

@@ -22,7 +22,7 @@ def in_thread(call: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 def _promised(call: Callable[[], T]) -> tuple[asyncio.Future[T], Callable[[], None]]:
-    """Return a future of this loop, and what a thread calls so that it gets what becomes of `call`."""
+    """Return a future, and a function for a thread that runs `call` and gives the future its result or error."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     # Else an error that nobody waits for any more is written into the log.

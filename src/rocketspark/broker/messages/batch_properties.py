@@ -69,7 +69,7 @@ class Pattern:
         return len(self.low)
 
     def copy(self) -> Pattern:
-        """Return an equal pattern that can be changed alone."""
+        """Return a copy of the pattern: a change of one leaves the other as it is."""
         return Pattern.__new__(Pattern)._set(self.low.copy(), self.more)
 
     def _set(self, low: Bytes, more: Bytes) -> Pattern:

@@ -54,9 +54,9 @@ class PopOffsets:
         self._timer: asyncio.Handle | None = None
 
     def popped(self, topic: str, group: str, queue_id: int, next_offset: int, end: int) -> None:
-        """Note where the next pop of a queue begins. `end`: up to where the log must be on the disk first.
+        """Note where the next pop of a queue begins, and commit that offset once the log is on the disk up to `end`.
 
-        The offset is committed then; 0 stands for nothing to wait for.
+        With 0 as `end` there is nothing to wait for.
         """
         key = topic, group, queue_id
         self.commit_flushed()

@@ -21,7 +21,7 @@ log = logging.getLogger("rocketspark.broker")
 
 
 class SpecialServices:
-    """The special services of one broker."""
+    """Starts and stops this work on one broker."""
 
     def __init__(
         self,

@@ -280,7 +280,7 @@ class Stats:
         self.reads.missed += 1
 
     def batched(self, topic: str, messages: int) -> None:
-        """Count a batch that came in one send: its messages count as one time."""
+        """Count a batch that came in one send: all of its messages together count as one send."""
         self._batched[topic] = self._batched.get(topic, 0) + messages - 1
 
     def sent_back(self, group: str, topic: str, *, dead: bool) -> None:

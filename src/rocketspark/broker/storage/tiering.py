@@ -436,7 +436,10 @@ class Tiering(TierReads):
         return found
 
     async def _are_alike(self, tiered: QueueTier, queue: ConsumeQueue, at: int, end: int, step: int) -> bool:
-        """Tell whether the first message that both have, from `at` on in steps towards `end`, is the same one."""
+        """Tell whether the tier's queue and the store's hold the same messages, by the time of one that both have.
+
+        It is looked for at `at`, and from there in steps of `step` towards `end`. True if none is found.
+        """
         for _ in range(GAPS_MAX):
             if at == end:
                 break

@@ -367,8 +367,9 @@ async def query_message(
     broker_name: str = "",
     timeout_ms: float = TIMEOUT_MS,
 ) -> QueriedMessages:
-    """Return messages by key (or by unique id, if `unique`) as the index has them: hashes collide, compare the real
-    keys.
+    """Return the messages that a broker's index has for a key, or for a unique id if `unique`.
+
+    The index knows keys by their hashes alone, so messages of other keys may be among them: compare the keys.
     """
     header = headers.QueryMessageHeader(
         topic=topic,

@@ -282,6 +282,6 @@ class AwaitedPart(msgspec.Struct, eq=False):
         return True
 
     def result(self) -> None:
-        """Raise CancelledError if the task was cancelled; what the send came to is returned by `await`."""
+        """Raise CancelledError if the task was cancelled. What became of the send is what `await` returns."""
         if self.given_up:
             raise asyncio.CancelledError() if self._why is None else asyncio.CancelledError(self._why)

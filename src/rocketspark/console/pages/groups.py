@@ -276,7 +276,7 @@ async def mode(call: Call, form: Form) -> Done:
 
 
 async def delete_words(call: Call, form: Form) -> Confirmation:
-    """Say what goes with the group."""
+    """Return the words that ask whether to delete a group, and say what is deleted with it."""
     name = needed(form, "name")
     more = []
     if form.get("offsets"):

@@ -272,7 +272,9 @@ class Receives:
         return self._sifted(wanted, await self._in_turns(wanted, reply, broker_name))
 
     async def _in_turns(self, wanted: Wanted, reply: Reply, broker_name: str) -> list[Popped]:
-        """Return what was popped. Others have their turn meanwhile: few records may be 100,000 messages."""
+        """Return the messages of an answer to a pop. Other calls go on meanwhile, as a few records may hold 100,000 of
+        them.
+        """
         found: list[Popped] = []
         try:
             for one in _popped(wanted, reply, broker_name):

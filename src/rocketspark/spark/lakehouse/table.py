@@ -376,7 +376,7 @@ class ArchiveTable(ABC):
 
     @abstractmethod
     def _committed(self) -> ArchiveState | None:
-        """Return what the newest commit that is an archive's says."""
+        """Return the state that the archive's newest commit noted, passing over commits of others; None if none did."""
 
     def state(self) -> ArchiveState | None:
         """Return how far the archive is written, by the newest commit; None if the table does not exist yet. Raises

@@ -194,7 +194,7 @@ def _deleted(spark: SparkSession, sink: SqlSink) -> str:
 
 
 def _frames(spark: SparkSession, plan: SqlPlan, where: Connection, made: ExitStack) -> list[tuple[SqlSink, DataFrame]]:
-    """Make the views, and the frame of each sink. `made` drops the views at its end."""
+    """Make a view of each source and step; return each sink with its rows. `made` drops the views at its end."""
 
     def view(kind: str, name: str, make: Callable[[], DataFrame]) -> None:
         # A view of that name in the session is not ours to replace: that is an error.

@@ -43,7 +43,10 @@ class CompactionCopies:
         return queue.unit(at)[0] if at < queue.next else self._store.written_position
 
     def copy(self, topic: str, queue_id: int) -> bool:
-        """Copy some messages to a compaction log; False if it has all. Raises StoreFull, StoreUnwritable."""
+        """Copy the next messages of a queue to its compaction log. Returns False if that has all of them already.
+
+        Raises StoreFull, StoreUnwritable.
+        """
         queue = self._queue(topic, queue_id)
         if queue is None:
             return False

@@ -257,7 +257,7 @@ class _Found:
         self.batch = self.batch or bool(found.sys_flag & sysflags.INNER_BATCH)
 
     def table(self) -> Ints:
-        """Queue offset, messages, physical offset and size of each."""
+        """Return a row of four numbers for each: queue offset, count of messages, physical offset, size."""
         return np.array(self._numbers, np.int64).reshape(-1, 4)
 
 

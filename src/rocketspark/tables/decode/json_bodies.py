@@ -85,10 +85,10 @@ _WITH_ONE = frozenset(("comment", "collate", "default"))
 
 
 def of_ddl(text: str, *, is_wrapped: bool = False) -> t.DataType:
-    """Return the type that DDL describes. Raises ConfigError for what is no type, with its place: Spark's own error
-    comes late, and shows all columns.
+    """Return the type that a text in Spark's DDL, such as `array<int>`, describes.
 
-    `is_wrapped`: the last bracket is not the user's.
+    `is_wrapped`: the last bracket was added to the user's text, so errors leave it out. Raises ConfigError for what is
+    no type, with its place: Spark's own error comes late, and shows all columns.
     """
     tokens: list[str] = []
     at = 0

@@ -193,7 +193,10 @@ class TimerDelivery:
             self._statistics.count(found[2], 1)
 
     def _look_back(self, slot_ms: int, recalled: set[Recalled]) -> None:
-        """A message of another grid is in a slot after its own time's, where its recall is: at most a second before."""
+        """Note the recalls in the slots up to a second before this one, which may be meant for messages in it.
+
+        A message whose due time was rounded with another precision (`grid_of`) lies in a later slot than its recall.
+        """
         if self._looked_back == slot_ms:
             return
         for time_ms in range(slot_ms // GRIDS_MS[0] * GRIDS_MS[0], slot_ms, self._precision_ms):

@@ -56,7 +56,7 @@ class TransactionRecovery:
     def find_open(self) -> Generator[None, None, dict[TransactionKey, HalfMessage]]:
         """Return the half messages that are open now, and write op messages for those that ended without one.
 
-        It yields where others may have a turn; the log's oldest files may go then.
+        It yields from time to time, so that the loop can do other work; the log's oldest files may be removed then.
         """
         ended, all_read = yield from self._op_messages.read()
         units = self._half_messages.units(topic_names.HALF_TOPIC)
