@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.java.apache_pair import replicas
 from tests.java.our_controller import OurServer
-from tests.live.support import TOPIC, connected, create, pull, records, run, send, until
+from tests.live.support import TOPIC, connected, create, pull, records, run, send, sent, until
 from tests.live.test_controller_mode import Group, group
 from tests.live.test_replication import Pair, pair
 from tests.support.patience import LIMIT_S
@@ -334,3 +334,34 @@ def test_two_masters_by_hand_are_told_and_lose_nothing(
 def follows(slave: BrokerServer, master: BrokerServer) -> bool:
     slave.replication._registration.again()
     return bool(slave.replication.client.address == master.replication._own_ha_address)
+
+
+@pytest.mark.shows("mended: a slave held what its SYNC_FLUSH master lost with its power, and was ahead of it for good")
+def test_a_slave_that_no_send_waits_for_holds_what_is_flushed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path, flush_disk_type="SYNC_FLUSH", ha_heartbeat_interval_ms=100) as p:
+            async with connected(p.master.address) as peer:
+                await create(peer, queues=1)
+                await sent(peer, b"flushed")
+                await p.equal()
+                store, link = p.master.store, p.slave.replication.client.link
+                assert link is not None
+                end, store.flush_log = store.written_position, lambda: store.flushed_position  # type: ignore[method-assign]
+                sending = asyncio.ensure_future(send(peer, b"not flushed"))
+                await until(lambda: store.written_position > end)
+                heard_s = link.last_read_s
+                await until(lambda: link.last_read_s > heard_s + 0.5)
+                assert p.slave.store.end_position == end
+                await p.brokers.pop(0).kill()
+                await asyncio.wait([sending])
+            root = tmp_path / "store0"
+            (root / "abort").write_text("1 of-another-boot")
+            log = next((root / "commitlog").iterdir())
+            log.write_bytes(log.read_bytes()[:end].ljust(log.stat().st_size, b"\0"))
+            master = await p.start(0)
+            async with connected(master.address) as peer:
+                assert (await send(peer, b"in its place")).code == OK
+            await until(lambda: p.slave.store.readable_range(TOPIC, 0) == (0, 2))
+            await p.equal()
+
+    run(main())

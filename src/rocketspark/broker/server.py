@@ -331,7 +331,7 @@ class BrokerServer:
             )
         )
         self.replication.arrivals.is_whole = self._compaction.is_whole
-        messages.put_message.stored = self.replication.wake
+        messages.put_message.stored = self._flush_service.shown_more = self.replication.wake
         self._client_handler.quorum = self.replication.lock_quorum()
         self._metrics: Metrics | None = None
         if s.metrics_exporter != DISABLE:

@@ -166,7 +166,7 @@ class Replication(RoleDriver):
 
     def _master_link(self, now_s: float) -> MasterLink:
         if self.manager is None:
-            return MasterLink(self._store, self._settings, now_s)
+            return MasterLink(self._store, self._settings, now_s, sent_end=self._sent_end)
         return SwitchMasterLink(
             self._store,
             self._settings,
@@ -175,6 +175,13 @@ class Replication(RoleDriver):
             # A slave shows no more than its master, which may not have flushed the rest.
             confirmed=lambda: min(self._store.confirmed_position, self._store.shown_end),
         )
+
+    def _sent_end(self) -> int | None:
+        """Return up to where slaves get the log: where no send waits for them they get what is flushed.
+
+        What the power took of this master they would hold, and show, in place of what is written there then.
+        """
+        return None if self._durability.replicates else self._store.shown_end
 
     def _slave_link(self, now_s: float) -> SlaveLink:
         if self.manager is None:

@@ -75,6 +75,8 @@ class FlushService:
         self.waiting_max = 10_000
         self.crowded: Callable[[bool], None] = lambda too_many: None
         self._is_crowded = False
+        # Called when readers see more.
+        self.shown_more: Callable[[], None] = lambda: None
         # The latest error of each failing flush: it is logged once.
         self._troubles: dict[str, type[Exception]] = {}
 
@@ -154,6 +156,7 @@ class FlushService:
             self._shown_end = flushed
             self._store.show_flushed(flushed)
             self._arrivals.shown(self._store.shown_end)
+            self.shown_more()
         waiting = self._waiting
         while waiting and waiting[0][0] <= flushed:
             self._answer_first(True)

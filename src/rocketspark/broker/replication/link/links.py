@@ -107,16 +107,25 @@ class MasterLink:
     """The master's end of the link to one slave, in the classic protocol.
 
     `position`: of the next byte to send, -1 before the slave asked. `acked`: the slave holds the log before this
-    position, -1 while that is not known. `refused`: why the slave gets no log, None if it gets it.
+    position, -1 while that is not known. `refused`: why the slave gets no log, None if it gets it. `sent_end`: returns
+    up to where the log may be sent; None: all of it.
     """
 
     header_bytes = ha.CLASSIC_HEADER_BYTES
     replica_id: int | None = None
     learner = False
 
-    def __init__(self, log: ReplicatedLog, settings: BrokerSettings, now_s: float) -> None:
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        settings: BrokerSettings,
+        now_s: float,
+        *,
+        sent_end: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._log = log
         self._settings = settings
+        self._sent_end = sent_end
         self.position = -1
         self.acked = -1
         self.refused: ReplicationError | None = None
@@ -231,6 +240,8 @@ class MasterLink:
             return 0
         settings = self._settings
         room = min(settings.ha_batch_bytes, ha.FRAME_BYTES_MAX - self.header_bytes)
+        if (end := self._sent_end()) is not None:
+            room = min(room, end - self.position)
         if settings.ha_flow_control:
             left = self.window.room(settings.ha_bytes_per_second_max, now_s) - self.header_bytes
             # With a limit below a frame's header one byte a second goes.
