@@ -228,7 +228,11 @@ def test_times_take_effect_at_once(tmp_path: Path) -> None:
         ("brokerRole=SYNC_MASTER", ResponseCode.INVALID_PARAMETER, "brokerRole"),
         ("tls.server.mode=disabled", ResponseCode.INVALID_PARAMETER, "tls.server.mode cannot change while the broker"),
         ("useTLS=true", ResponseCode.INVALID_PARAMETER, "useTLS cannot change while the broker runs"),
-        ("tieredStorageLevel=FORCE", ResponseCode.INVALID_PARAMETER, "tieredStorageLevel cannot change while the broker"),
+        (
+            "tieredStorageLevel=FORCE",
+            ResponseCode.INVALID_PARAMETER,
+            "tieredStorageLevel cannot change while the broker",
+        ),
         ("nothing", ResponseCode.INVALID_PARAMETER, "line 3: 'nothing' is no key=value"),
     ],
 )

@@ -290,5 +290,5 @@ class GroupOperations(ClusterClient):
             f"delete topic {topic!r}",
             lambda peer: admin_api.delete_topic(peer, topic, timeout_ms=self._timeout_ms),
         )
-        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         self._routes.forget(topic)
+        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))

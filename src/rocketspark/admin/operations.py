@@ -192,8 +192,8 @@ class AsyncAdmin(
                 except ServerError as e:
                     if broker_id == MASTER_ID or broker.master is None or e.code != ResponseCode.SYSTEM_ERROR:
                         raise
-        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         self._routes.forget(topic)
+        await self._routes.ask_all(lambda peer: admin_api.delete_topic_route(peer, topic, timeout_ms=self._timeout_ms))
         return [b.broker_name for b in route.brokers]
 
     # -- groups --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from rocketspark.errors import (
     NotSent,
     RocketSparkError,
     RouteNotFound,
+    ServerError,
     TransportError,
 )
 from rocketspark.model import BrokerData, MessageQueue, QueueData, TopicRoute, is_logical
@@ -147,11 +148,18 @@ class RouteCache:
             text += "; check the address and that one runs"
         raise NoNameServer(text, address=names) from cause
 
-    async def ask_all(self, call: Callable[[Peer], Awaitable[T]]) -> list[T]:
-        """Make a call on every NameServer, as they do not tell each other; return the results. Raises NotSent if one
-        does not answer.
+    async def ask_all(self, call: Callable[[Peer], Awaitable[object]]) -> None:
+        """Make a call on every NameServer, as they do not tell each other. Raises the first failure, a ServerError or
+        NotSent, once all were asked.
         """
-        return [await call(await self._connections.get(address)) for address in self.addresses]
+        failed: list[TransportError | ServerError] = []
+        for address in self.addresses:
+            try:
+                await call(await self._connections.get(address))
+            except (TransportError, ServerError) as e:
+                failed.append(e)
+        if failed:
+            raise failed[0]
 
     def forget(self, topic: str) -> None:
         """Drop a topic's route."""

@@ -13,8 +13,9 @@ from tests.unit.client.fake import Fake, FakeNamesrv, in_loop
 
 from rocketspark.client import AsyncProducer
 from rocketspark.client.connection.topic_routes import RouteCache, namesrv_addresses
-from rocketspark.errors import BrokerNotFound, ConfigError, NotSent, RouteNotFound
+from rocketspark.errors import BrokerNotFound, ConfigError, NotSent, RouteNotFound, ServerError
 from rocketspark.model import BrokerData, MessageQueue, TopicRoute
+from rocketspark.transport.peer import Peer
 
 pytestmark = pytest.mark.shows(
     "routes: cache, one fetch at a time, default topic, several NameServers, HTTP look-up, on from the cache",
@@ -45,6 +46,29 @@ async def test_the_next_nameserver_takes_over() -> None:
     async with Fake(t=1) as fake:
         routes = RouteCache([DEAD, fake.namesrv])
         assert (await routes.get("t")).topic == "t"
+        await routes.close()
+
+
+@in_loop
+async def test_every_nameserver_is_told_though_one_is_down_or_refuses() -> None:
+    async with Fake(t=1) as fake:
+        routes, told = RouteCache([DEAD, fake.namesrv]), list[str]()
+
+        async def tell(peer: Peer) -> None:
+            told.append(peer.address)
+
+        with pytest.raises(NotSent, match=DEAD):
+            await routes.ask_all(tell)
+        assert told == [fake.namesrv]
+        routes.set_addresses([fake.namesrv, fake.namesrv])
+
+        async def refuse(peer: Peer) -> None:
+            told.append(peer.address)
+            raise ServerError(16, "no", address=peer.address)
+
+        with pytest.raises(ServerError, match="no"):
+            await routes.ask_all(refuse)
+        assert told == [fake.namesrv] * 3
         await routes.close()
 
 
