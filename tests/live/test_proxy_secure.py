@@ -101,3 +101,34 @@ def test_the_administrator_comes_in(served: tuple[Path, str]) -> None:
     made = client(served, **signed("admin", (served[0] / "admin.secret").read_text().strip()))
     assert made.call("QueryRoute", route_of("orders")).status.code == Code.TOPIC_NOT_FOUND
     made.close()
+
+
+KEYS_ALONE = """
+authenticationEnabled=true
+authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
+initAuthenticationUser={"username":"shop","password":"shop-secret"}
+innerClientAuthenticationCredentials={"accessKey":"inner","secretKey":"inner-secret"}
+"""
+
+
+@pytest.mark.shows("mended: the proxy beside a broker that asks for keys alone refused every call")
+def test_beside_a_broker_that_asks_for_keys_alone_a_proxy_does_too(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(KEYS_ALONE)
+    given = ("--namesrv-port", "0", "--broker-port", "0", "--grpc-port", "0", "--store", str(tmp_path / "store"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rocketspark.cli.main", "server", "-c", str(conf), *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().rpartition(" grpc=")[2].strip()
+        for secret, code in (("shop-secret", Code.TOPIC_NOT_FOUND), ("wrong-secret", Code.UNAUTHORIZED)):
+            made = RawClient(address, **signed("shop", secret))
+            assert made.call("QueryRoute", route_of("orders")).status.code == code
+            made.close()
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)

@@ -195,11 +195,13 @@ class FetchedTables:
     """The users and access rules of the cluster, fetched from its brokers. `users`, `acls`: by user name.
 
     `changed`: called after each change; `named`: called with the cluster's name, which rules may name; `refresh_s`: how
-    often they are fetched; `life_s`: for how long they count without a broker's confirmation (userCacheExpiredSecond).
+    often they are fetched; `life_s`: for how long they count without a broker's confirmation (userCacheExpiredSecond);
+    `with_rules`: rules are fetched too, which a broker that asks for keys alone may not have.
     """
 
-    def __init__(self, brokers: Brokers, refresh_s: float, life_s: float = 300.0) -> None:
+    def __init__(self, brokers: Brokers, refresh_s: float, life_s: float = 300.0, *, with_rules: bool = True) -> None:
         self._brokers, self._refresh_s, self._life_s = brokers, refresh_s, life_s
+        self._with_rules = with_rules
         self.users: dict[str, User] = {}
         self.acls: dict[str, Acl] = {}
         self.changed: Callable[[], None] = lambda: None
@@ -242,7 +244,7 @@ class FetchedTables:
                 try:
                     broker = await self._brokers.peer_at(address)
                     users = wire_forms.users_from(await admin_api.list_users(broker))
-                    acls = wire_forms.acls_from(await admin_api.list_acls(broker))
+                    acls = wire_forms.acls_from(await admin_api.list_acls(broker)) if self._with_rules else {}
                 except RocketSparkError as e:
                     why = e
                     continue
@@ -294,7 +296,7 @@ class AccessControl:
         self.told: Decided = nobody_told
         self._authenticates, self._authorizes = authenticates, authorizes
         self._brokers = brokers
-        self.tables = FetchedTables(brokers, settings.access_refresh_ms / 1000)
+        self.tables = FetchedTables(brokers, settings.access_refresh_ms / 1000, with_rules=authorizes)
         self._authorization = Authorization(self.tables, self.tables, kept_max=KEPT_MAX)
         self.tables.changed = self._authorization.forget
         self.tables.named = self._named_so

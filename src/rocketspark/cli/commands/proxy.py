@@ -11,7 +11,14 @@ import typer
 
 from rocketspark.cli.options import HERE, NAMESRV_DEFAULT, ClusterAccess, LeftOut, without_secrets
 from rocketspark.cli.serving.child_processes import ChildProcess
-from rocketspark.cli.serving.proxy_process import AUDIT_FILE, DEFAULT_PORT, EXTRA, PORT_KEY_PASSWORD, is_installed
+from rocketspark.cli.serving.proxy_process import (
+    AUDIT_FILE,
+    DEFAULT_PORT,
+    EXTRA,
+    KEYS_ALONE,
+    PORT_KEY_PASSWORD,
+    is_installed,
+)
 from rocketspark.cli.serving.server_options import Level, LogLevel, Secure, TlsModes, warn
 from rocketspark.errors import ConfigError
 
@@ -46,6 +53,7 @@ class Listening(NamedTuple):
         typer.Option(min=1, max=64, help="How many processes share the port: each serves the clients that come to it."),
     ] = 1
     share_port: Annotated[bool, typer.Option("--share-port", hidden=True)] = False
+    keys_alone: Annotated[bool, typer.Option(KEYS_ALONE, hidden=True)] = False
     advertise: Annotated[
         str | None,
         typer.Option(help="The host that routes tell clients to come to [default: the one by which they asked]."),
@@ -65,6 +73,8 @@ class Listening(NamedTuple):
             **{"port": DEFAULT_PORT, **values}, host=self.host, advertised_host=self.advertise or ""
         )
         settings.share_port = self.share_port
+        if self.keys_alone:
+            settings.authorization = False
         return settings
 
 

@@ -24,6 +24,8 @@ BEHIND = 5
 # As of every server's key.
 PORT_KEY_PASSWORD = "ROCKETMQ_TLS_SERVER_KEYPASSWORD"
 EXTRA = "gRPC takes the extra grpc: pip install 'rocketspark[grpc]'"
+# Of a proxy beside a broker that asks for keys, and lets whoever has one do everything.
+KEYS_ALONE = "--keys-alone"
 UNCHECKED = (
     "the broker has access control and no innerClientAuthenticationCredentials, without which a proxy asks nobody for"
     " keys, and its address may be one that the broker lets in; set them, or say --no-grpc"
@@ -99,6 +101,8 @@ def access_beside(settings: BrokerSettings) -> tuple[list[str], dict[str, str]]:
         if settings.audit_path != "off":
             folder = Path(settings.audit_path).parent if settings.audit_path else Path(settings.store_root)
             options += ["--audit-log", str(folder / AUDIT_FILE)]
+        if settings.authentication and not settings.authorization and not settings.acl:
+            options.append(KEYS_ALONE)
     client = tls.client(settings.use_tls)
     if client is not None:
         environment |= {"ROCKETMQ_TLS": "true", "ROCKETMQ_TLS_CA": client.ca, "ROCKETMQ_TLS_VERIFY": client.verify}

@@ -56,3 +56,20 @@ def test_no_proxy_that_asks_nobody_runs_beside_a_broker_that_asks(
     assert GrpcBeside().port(BrokerSettings(), secure=False) == 0
     assert GrpcBeside(no_grpc=True).port(guarded, secure=False) is None
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("switches", "keys_alone"),
+    [
+        (("authentication",), True),
+        (("authentication", "authorization"), False),
+        (("authorization",), False),
+        # It is the rules of 2.0 that keep clients of the proxy from what those of 1.0 say.
+        (("authentication", "acl"), False),
+        (("acl",), False),
+    ],
+)
+def test_a_proxy_asks_for_rules_unless_its_broker_does_not(switches: tuple[str, ...], *, keys_alone: bool) -> None:
+    own = AccessSettings(inner_client_authentication_credentials='{"accessKey":"inner","secretKey":"secret"}')
+    options, _ = proxy_process.access_beside(BrokerSettings(**dict.fromkeys(switches, True), access=own))
+    assert (proxy_process.KEYS_ALONE in options) is keys_alone
