@@ -603,6 +603,10 @@ def offset_behind(queue: ConsumeQueue, end: int | None, log_end: int) -> int:
 
 
 def _end_of(queue: ConsumeQueue, offset: int, log_end: int) -> int:
-    """Return where a message's record ends in the log; 0 of a gap."""
+    """Return where a message's record ends in the log: of a gap that of the next one, 0 if none follows."""
     position, size, _ = queue.unit(offset)
-    return 0 if size == GAP_SIZE or position + size > log_end else position + size
+    if size == GAP_SIZE:
+        if (following := queue.after_gap(offset, queue.next)) == queue.next:
+            return 0
+        position, size, _ = queue.unit(following)
+    return 0 if position + size > log_end else position + size
