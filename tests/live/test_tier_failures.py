@@ -20,9 +20,10 @@ import pytest
 from tests.live.support import TOPIC, broker, connected, create, create_group, pull, pulled, run, sent, until
 from tests.live.test_broker_retention import Disk
 from tests.live.test_replication import pair
-from tests.live.test_tiered import COUNT, asked, clean, files, filled, numbers, tiered, uploaded
+from tests.live.test_tiered import COUNT, asked, clean, files, filled, numbers, popped, tiered, uploaded
 
 from rocketspark import Producer, read_table
+from rocketspark.broker.pop import revive
 from rocketspark.broker.server import BrokerServer
 from rocketspark.broker.storage import tier_reads, tiering
 from rocketspark.broker.tiered_settings import PLUG_IN, TieredSettings
@@ -126,6 +127,84 @@ def test_a_tier_that_is_not_mounted_is_waited_for(tmp_path: Path, monkeypatch: p
             await uploaded(server)
             assert (await asked(peer, RequestCode.GET_MIN_OFFSET, queue, OffsetReply)).offset == 0
             assert await numbers(peer) == list(range(COUNT))
+
+    run(main())
+
+
+@pytest.mark.shows(
+    "mended: popped messages that the second tier alone has were given up if their time ran out before it was open"
+)
+def test_popped_messages_wait_for_a_tier_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "RETRY_MS_MAX", 50)
+    monkeypatch.setattr(revive, "RE_PUT_S", (1,))
+
+    async def main() -> None:
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await filled_and_cleaned(server, peer, disk)
+            found = await popped(peer, 3, invisible_ms=1500)
+            assert found == [0, 1, 2]
+            due_ms = int(time.time() * 1000) + 1500
+        (tmp_path / "tier").rename(tmp_path / "away")
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            services: Any = server._services
+            reviving = services._pops._revive
+            await until(lambda: reviving._clock() > due_ms and reviving.messages._asked)
+            # Neither does a look for what retention removed end them.
+            points = reviving._in_flight.check_points
+            before = len(list(points))
+            assert reviving._gone.look(reviving._clock() + 600_000) is False
+            assert len(list(points)) == before > 0
+            (tmp_path / "away").rename(tmp_path / "tier")
+            await uploaded(server)
+            while len(found) < COUNT + 3:
+                found += await popped(peer, 32)
+            assert sorted(found) == sorted([*range(COUNT), 0, 1, 2])
+
+    run(main())
+
+
+@pytest.mark.shows(
+    "mended: second tier: one queue that could not be read there kept all others from being read and copied"
+    " from a start on"
+)
+def test_a_queue_that_cannot_be_read_is_waited_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, is_broken = FolderSegments.read, True
+
+    def checked(self: FolderSegments, key: str, at: int, count: int) -> bytes:
+        if is_broken and f"/{TOPIC}/" in key:
+            raise StoreUnwritable(f"{key} cannot be read", retriable=True)
+        return read(self, key, at, count)
+
+    monkeypatch.setattr(tiering, "RETRY_MS_MAX", 50)
+
+    async def main() -> None:
+        nonlocal is_broken
+        disk = Disk()
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            await create(peer, "other", queues=1)
+            await sent(peer, b"x", "other")
+            await filled_and_cleaned(server, peer, disk)
+        before = [row for row in files(tmp_path) if TOPIC in row[0].parts]
+        monkeypatch.setattr(FolderSegments, "read", checked)
+        async with tiered(tmp_path, disk) as server, connected(server.address) as peer:
+            found: Any = server._tiering
+            await until(lambda: found.tier)
+            assert list(found.tier.unread) == [(TOPIC, 0)]
+            assert [m.body for m in await pulled(peer, "other", 0, 0)] == [b"x"]
+            await filled(peer, COUNT, 5)
+            await sent(peer, b"y", "other")
+            await until(lambda: found.tier.queues["other", 0].next == 2)
+            # Nobody is moved past what the tier has, and nothing is begun anew there.
+            queue = QueueHeader(topic=TOPIC, queue_id=0)
+            assert (await peer.request(RequestCode.GET_MIN_OFFSET, queue)).code == ResponseCode.SYSTEM_BUSY
+            assert (await pull(peer, TOPIC, 0, 0)).code == ResponseCode.SYSTEM_BUSY
+            assert await clean(server, disk) == 0
+            assert [row for row in files(tmp_path) if TOPIC in row[0].parts] == before
+            is_broken = False
+            await uploaded(server, COUNT + 5)
+            assert (await asked(peer, RequestCode.GET_MIN_OFFSET, queue, OffsetReply)).offset == 0
+            assert await numbers(peer) == list(range(COUNT + 5))
 
     run(main())
 

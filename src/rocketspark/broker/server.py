@@ -311,7 +311,7 @@ class BrokerServer:
             self._delays,
             self._wheel,
             self._transactions,
-            pop_lifecycle(s, self.store, tables, messages, others),
+            pop_lifecycle(s, self._reads, tables, messages, others),
             deliver,
         )
         self.replication = Replication(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
 from rocketspark.broker.messages.timers.timer_messages import TimerMessages
-from rocketspark.broker.parts import Messages, Tables
+from rocketspark.broker.parts import Messages, StoreReads, Tables
 from rocketspark.broker.pop.in_flight import InFlightMessages
 from rocketspark.broker.pop.popped_messages import Asks
 from rocketspark.broker.pop.rebuild import Rebuild, saved_ms
@@ -113,9 +113,10 @@ class PopLifecycle:
 
 
 def pop_lifecycle(
-    settings: BrokerSettings, store: Store, tables: Tables, messages: Messages, others: Asks
+    settings: BrokerSettings, reads: StoreReads, tables: Tables, messages: Messages, others: Asks
 ) -> PopLifecycle:
     """Make what starts and stops a broker's pops. `others`: asks the other brokers for messages."""
+    store = reads.store
     revive = Revive(
         settings,
         store,
@@ -126,5 +127,5 @@ def pop_lifecycle(
         messages.pops,
         messages.quarantine,
     )
-    revive.messages.others = others
+    revive.messages.others, revive.messages.tiering = others, reads.tiering
     return PopLifecycle(store, messages.timers, messages.pops, revive, tables.offsets, settings.broker_name)

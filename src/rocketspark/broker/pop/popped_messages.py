@@ -14,8 +14,9 @@ from typing import Protocol
 from rocketspark.broker import topic_names
 from rocketspark.broker.messages.parked_messages import decode_mended
 from rocketspark.broker.settings import BrokerSettings
+from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import READ_WRITE, Topics
-from rocketspark.errors import RecordError, RocketSparkError, ServerError
+from rocketspark.errors import RecordError, RocketSparkError, ServerError, StoreUnwritable
 from rocketspark.model.route import PERM_INHERIT
 from rocketspark.model.text import shown
 from rocketspark.protocol.codes import RequestCode, ResponseCode
@@ -75,13 +76,16 @@ class FormerNames:
 
 
 class PoppedMessages:
-    """Reads the messages of check points. `others`: asks other brokers; None where nobody can be asked."""
+    """Reads the messages of check points. `others`: asks other brokers; None where nobody can be asked. `tiering`: the
+    second tier, if there is one.
+    """
 
     def __init__(self, settings: BrokerSettings, store: Store, names: FormerNames) -> None:
         self._settings = settings
         self._store = store
         self._names = names
         self.others: Asks | None = None
+        self.tiering: Tiering | None = None
         self._asked: dict[CheckPointKey, dict[int, asyncio.Task[Record | None]]] = {}
 
     def record(self, position: int) -> Record:
@@ -158,19 +162,25 @@ class PoppedMessages:
             raise RecordError(f"the record at physical offset {position} is another: of topic {found.topic[:200]!r}")
         return found
 
+    def lowest(self, topic: str, queue_id: int) -> int:
+        """Return the oldest offset of a queue, 0 as long as it is not known what the second tier has of it."""
+        if self.tiering is not None and self.tiering.is_missed(topic, queue_id):
+            return 0
+        return self._store.queue_range(topic, queue_id)[0]
+
     def _cold(self, key: CheckPointKey, offsets: Iterable[int]) -> list[int]:
-        """Return those of a check point's messages that only the second tier has."""
-        tier = self._store.cold
-        if tier is None:
+        """Return those of a check point's messages that only the second tier has, or may have."""
+        tiering = self.tiering
+        if tiering is None:
             return []
         low, _ = self._store.stored_range(key.topic, key.queue_id)
-        return [offset for offset in offsets if offset < low and tier.has(key.topic, key.queue_id, offset)]
+        return [offset for offset in offsets if offset < low and tiering.has(key.topic, key.queue_id, offset)]
 
     async def _fetch(self, others: Asks | None, key: CheckPointKey, offset: int) -> Record | None:
         if others is None or not self.is_foreign(key):
             tiered = self._store.cold.find(key.topic, key.queue_id) if self._store.cold is not None else None
             if tiered is None:
-                return None
+                raise StoreUnwritable("the second tier is not open, or cannot be read there", retriable=True)
             read = partial(tiered.stretch, offset, 1, 1)
             # A tier that hangs must not keep the broker from ending.
             stored = (await in_thread(read, "rocketspark-popped")).record(offset)

@@ -105,12 +105,10 @@ class Revive:
         self._clock = clock
         quarantine.retries(KIND, self._retry)
         in_flight.given_back = self._soon
-        self._gone = GoneMessages(
-            in_flight.check_points, lambda topic, q: store.stored_range(topic, q)[0], lambda: store.min_position
-        )
         self.late = LateCheckPoints(in_flight.check_points, self._put_late)
         self.names = FormerNames(settings, topics)
         self.messages = PoppedMessages(settings, store, self.names)
+        self._gone = GoneMessages(in_flight.check_points, self.messages.lowest, lambda: store.min_position)
         self.queues: dict[int, ReviveQueue] = {}
         # (when, number, check point) of what is in a revive queue.
         self._due: list[tuple[int, int, CheckPoint]] = []
@@ -348,15 +346,20 @@ class Revive:
             self._wait_for(point, self._clock() + ASK_MS)
             return True
         wanted = self._is_wanted(key)
-        for offset in point.open_offsets:
+        offsets = list(point.open_offsets)
+        for offset in offsets:
             if wanted:
                 try:
-                    self._deliver_or_put_again(point, offset)
+                    if not self._deliver_or_put_again(point, offset, is_last=offset == offsets[-1]):
+                        offsets.append(offset)
+                        continue
                 except Exception as e:
                     if not fails_again(e):
                         raise
                     self._set_aside(point, offset, e)
             if point.is_done:
+                # A new check point took its place, which asks anew.
+                self.messages.forget(key)
                 return True
             bits = point.bits_of((offset,))
             points.acknowledge(point, bits)
@@ -365,13 +368,19 @@ class Revive:
         self.messages.forget(key)
         return True
 
-    def _deliver_or_put_again(self, point: CheckPoint, offset: int) -> None:
+    def _deliver_or_put_again(self, point: CheckPoint, offset: int, *, is_last: bool) -> bool:
+        """Deliver a message, or store a check point of it for a later time; False if it is to be tried behind the
+        others: the check point of the first has this one's key, and takes its place.
+        """
         try:
             self._deliver_one(point, offset)
         except ServerError as e:
             if e.code != ResponseCode.SYSTEM_BUSY:
                 raise
+            if offset == point.record.key.start_offset and not is_last:
+                return False
             self._put_again(point, offset, e)
+        return True
 
     def _is_wanted(self, key: CheckPointKey) -> bool:
         """Tell whether topic and group are still there."""

@@ -89,7 +89,7 @@ class TierReads:
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         """Tell whether the tier has a message, or may have it, as it is not known yet what the tier has."""
         tier = self.tier
-        if tier is None:
+        if tier is None or (topic, queue_id) in tier.unread:
             return self._is_kept(topic, queue_id)
         if tier.has(topic, queue_id, offset):
             return True
@@ -120,21 +120,26 @@ class TierReads:
 
     def _once_known(self, inner: Handler) -> Handler:
         def answer(peer: Peer, request: Any, body: bytes) -> Answer:
-            if self.tier is None and self.is_missed(request.ext.topic, request.ext.queue_id):
+            if self.is_missed(request.ext.topic, request.ext.queue_id):
                 return self._later(inner, peer, request, body)
             return inner(peer, request, body)
 
         return answer
 
     def is_missed(self, topic: str, queue_id: int) -> bool:
-        """Tell whether the tier is not open, and may have messages of a queue (-1: of any) that the store has not."""
-        if self.tier is not None:
+        """Tell whether the tier is not open, or cannot be read there, and may have messages of a queue (-1: of any)
+        that the store has not.
+        """
+        if self.tier is not None and not self.tier.unread:
             return False
         ids = [queue_id] if queue_id >= 0 else list(self._store.queues().get(topic, ()))
-        return any(self._is_kept(topic, at) and self._store.stored_range(topic, at)[0] > 0 for at in ids)
+        unread = [at for at in ids if self.tier is None or (topic, at) in self.tier.unread]
+        return any(self._is_kept(topic, at) and self._store.stored_range(topic, at)[0] > 0 for at in unread)
 
     async def _later(self, inner: Handler, peer: Peer, request: Any, body: bytes) -> Any:
         await self._open_tier()
+        if self.is_missed(request.ext.topic, request.ext.queue_id):
+            raise ServerError(ResponseCode.SYSTEM_BUSY, "the second tier cannot be read there: ask again")
         answer = inner(peer, request, body)
         return await answer if inspect.isawaitable(answer) else answer
 

@@ -33,7 +33,7 @@ from rocketspark.store.tiered.cold_cache import ColdCache
 from rocketspark.store.tiered.layout import broker_folder
 from rocketspark.store.tiered.owner import TierOwner
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import HeldSegments, SegmentStore, TierTaken
+from rocketspark.store.tiered.segments import FAILURES_MAX, HeldSegments, SegmentStore, TierTaken
 from rocketspark.store.tiered.tier import Queue, Tier
 from rocketspark.transport.loose_threads import LooseThreads
 
@@ -86,7 +86,7 @@ class Tiering(TierReads):
         self._expired_ms = 0
         # Whether the tier has anything that its table does not tell yet.
         self._unsaved = False
-        self._dropping, self._uploading = Attempts(), Attempts()
+        self._upkeep, self._uploading = Attempts(), Attempts()
         self._followed_s = 0.0
         self.topic_of: Callable[[str], TopicConfig | None] = lambda topic: None
         self._may_be_lost_until_s = machine.monotonic() + LOST_S if not store.written_position else 0.0
@@ -191,6 +191,10 @@ class Tiering(TierReads):
             text = "the store is empty, and it is not known yet where its queues end in the second tier: ask again"
             raise StoreUnwritable(text, retriable=True)
         own = self._own
+        if own is not None and (topic, queue_id) in own.unread:
+            raise StoreUnwritable(
+                "it cannot be read where this queue ends in the second tier: ask again", retriable=True
+            )
         tiered = own.find(topic, queue_id) if own is not None else None
         return tiered.next if tiered is not None else 0
 
@@ -261,9 +265,12 @@ class Tiering(TierReads):
             except StoreError as e:
                 # Who may write there and not remove still has all copied before the store's own files go.
                 failed = [e]
+        for queue in list(tier.unread):
+            with self._upkeep.at(queue):
+                await self._open_unread(tier, *queue)
         self._begin_lost(tier)
         await self._upload_all(tier)
-        failed = [*self._dropping.errors, *failed, *self._uploading.errors]
+        failed = [*self._upkeep.errors, *failed, *self._uploading.errors]
         self._unsaved |= await self._writer.run(partial(tier.upload_keys, now))
         await self._save(tier, now)
         if failed:
@@ -289,15 +296,33 @@ class Tiering(TierReads):
         await self._writer.run(partial(tier.open, before))
         async for topic, queue_id, queue in self._queues():
             tiered = tier.find(topic, queue_id)
-            if tiered is None:
-                continue
-            found = await self._compare(tiered, queue)
-            if not found.is_readable or (self._is_master() and not found.is_whole):
-                tiered.end_at(found.same_below)
+            if tiered is not None:
+                try:
+                    await self._bound(tiered, queue)
+                except StoreUnwritable:
+                    tier.set_aside(tiered)
+                    if len(tier.unread) >= FAILURES_MAX:
+                        raise
         if self.tier is not None:
             self.tier.close()
         self._set(tier)
         return tier
+
+    async def _bound(self, tiered: QueueTier, queue: ConsumeQueue) -> None:
+        """Let readers see of a queue what is the store's."""
+        found = await self._compare(tiered, queue)
+        if not found.is_readable or (self._is_master() and not found.is_whole):
+            tiered.end_at(found.same_below)
+
+    async def _open_unread(self, tier: Tier, topic: str, queue_id: int) -> None:
+        """Look again at a queue that could not be read. Raises StoreUnwritable."""
+        tiered = await self._writer.run(partial(tier.found_again, topic, queue_id))
+        queue = self._store.consume_queues.find(topic, queue_id)
+        if queue is not None and tiered.begun:
+            await self._bound(tiered, queue)
+        if tiered.begun:
+            tier.queues[topic, queue_id] = tiered
+        del tier.unread[topic, queue_id]
 
     async def _follow(self) -> None:
         """Look for what another broker has written, where the last look was too long ago."""
@@ -355,12 +380,12 @@ class Tiering(TierReads):
 
     async def _drop_deleted(self, tier: Tier) -> bool:
         queues, gone = self._store.queues(), False
-        self._dropping.begin()
-        for topic, queue_id in self._dropping.order(list(tier.queues)):
+        self._upkeep.begin()
+        for topic, queue_id in self._upkeep.order(list(tier.queues)):
             # A deletion is forgotten once the log has nothing from before it: that says nothing of this one.
             is_deleted = topic not in queues and self._store.made_at(topic) is not None
-            if (is_deleted or self._is_former(tier.queues[topic, queue_id])) and not self._dropping.is_over:
-                with self._dropping.at((topic, queue_id)):
+            if (is_deleted or self._is_former(tier.queues[topic, queue_id])) and not self._upkeep.is_over:
+                with self._upkeep.at((topic, queue_id)):
                     await self._drop(tier, topic, queue_id)
                     gone = True
         return gone
@@ -373,6 +398,8 @@ class Tiering(TierReads):
     async def _upload(self, tier: Tier, topic: str, queue_id: int, queue: ConsumeQueue) -> tuple[bool, int]:
         """Upload what is due of a queue; return whether anything was, and how many messages are left."""
         s, changed = self._settings.tier, False
+        if (topic, queue_id) in tier.unread:
+            return False, queue.next - queue.min
         tiered = tier.find(topic, queue_id)
         if tiered is not None and not tiered.compared and not (likeness := await self._compare(tiered, queue)).is_whole:
             if self._store.made_at(topic) is None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rocketspark.errors import StoreUnwritable
 from rocketspark.model.text import shown
 from rocketspark.protocol.message import properties, record_layout, sysflags
 from rocketspark.store.commitlog.dispatch import enters_index
@@ -40,13 +41,15 @@ from rocketspark.store.tiered.layout import (
     record_size,
 )
 from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
-from rocketspark.store.tiered.segments import ReadOnlySegments, SegmentStore
+from rocketspark.store.tiered.segments import FAILURES_MAX, ReadOnlySegments, SegmentStore
 
 _log = logging.getLogger("rocketspark.store")
 HOUR_MS = 3_600_000
 _UNIQUE_ID, _KEYS = properties.UNIQUE_ID.encode(), properties.KEYS.encode()
 _KINDS = {kind.name: kind for kind in SegmentKind}
 Queue = tuple[str, int]
+# Of a queue, by kind and by where they begin, the sizes of segments that were found.
+Kinds = dict[SegmentKind, dict[int, int]]
 
 
 class TierSettings(NamedTuple):
@@ -86,6 +89,8 @@ class Tier:
         self._path = f"{settings.root}/config/{METADATA_FILE}"
         self._table = Metadata()
         self.queues: dict[Queue, QueueTier] = {}
+        # Queues of which it is not known what the tier has, as they could not be read.
+        self.unread: dict[Queue, Kinds] = {}
         # Where segments of records without units begin: of a first upload, or a removal, that was not finished.
         self._unfinished: dict[Queue, list[int]] = {}
         index = self._flat(queue_path(settings.broker, INDEX_TOPIC, 0), SegmentKind.INDEX, NO_TIME)
@@ -118,7 +123,7 @@ class Tier:
         else:
             text = config_files.read(self._path)
             self._table = decode_metadata(text, self._path) if text else Metadata()
-        found: dict[Queue, dict[SegmentKind, dict[int, int]]] = {}
+        found: dict[Queue, Kinds] = {}
         prefix = f"{broker_folder(s.cluster, s.broker)}/"
         for key, size in self._segments.sizes(prefix):
             parts = key[len(prefix) :].split("/")
@@ -127,24 +132,52 @@ class Tier:
                 continue
             kinds = found.setdefault((parts[0], int(parts[1])), {})
             kinds.setdefault(_KINDS[parts[2]], {})[base] = size
+        failed: StoreUnwritable | None = None
         for (topic, queue_id), kinds in found.items():
             if topic == INDEX_TOPIC:
                 self._take_over(self.keys.segments, kinds)
                 self.keys.check_segments(is_read_only=self.is_read_only)
                 continue
-            queue = self._queue(topic, queue_id)
-            self._take_over(queue.log, kinds)
-            self._take_over(queue.units, kinds)
+            try:
+                queue = self._found(topic, queue_id, kinds)
+            except StoreUnwritable as e:
+                failed = e
+                self.unread[topic, queue_id] = kinds
+                if len(self.unread) >= FAILURES_MAX:
+                    break
+                continue
             if queue.begun:
-                queue.recover(is_read_only=self.is_read_only)
-                self._mend_times(queue)
                 self.queues[topic, queue_id] = queue
-            else:
-                self._unfinished[topic, queue_id] = list(kinds.get(SegmentKind.COMMIT_LOG, ()))
+        if failed is not None and (len(self.unread) >= FAILURES_MAX or not self.queues):
+            # The tier is away.
+            raise failed
         if s.index_enabled and not self.is_read_only:
             self.keys.open()
 
-    def _take_over(self, flat: FlatFile, kinds: dict[SegmentKind, dict[int, int]]) -> None:
+    def _found(self, topic: str, queue_id: int, kinds: Kinds) -> QueueTier:
+        queue = self._queue(topic, queue_id)
+        self._take_over(queue.log, kinds)
+        self._take_over(queue.units, kinds)
+        if queue.begun:
+            queue.recover(is_read_only=self.is_read_only)
+            self._mend_times(queue)
+        else:
+            self._unfinished[topic, queue_id] = list(kinds.get(SegmentKind.COMMIT_LOG, ()))
+        return queue
+
+    def found_again(self, topic: str, queue_id: int) -> QueueTier:
+        """Look again at a queue that is `unread`, and leave it there. Raises StoreUnwritable."""
+        return self._found(topic, queue_id, self.unread[topic, queue_id])
+
+    def set_aside(self, queue: QueueTier) -> None:
+        """Let a queue be `unread`, as it cannot be read now."""
+        flats = (queue.log, queue.units)
+        self.unread[queue.topic, queue.queue_id] = {
+            flat.kind: {entry.base_offset: entry.size for entry in flat.entries} for flat in flats
+        }
+        self.queues.pop((queue.topic, queue.queue_id), None)
+
+    def _take_over(self, flat: FlatFile, kinds: Kinds) -> None:
         found, known = dict(kinds.get(flat.kind, {})), self._table.segments(flat.kind).get(flat.path, {})
         for base, entry in known.items():
             if found.get(base, 0) < entry.size and (size := self._segments.probe(flat.key(base), found.get(base, 0))):
@@ -194,6 +227,10 @@ class Tier:
             name = QueueName(s.broker, queue_id, topic)
             entry = QueueEntry(queue=name, min_offset=queue.low, max_offset=queue.next, updated_ms=now_ms)
             table.queue_metadata_table.setdefault(topic, {})[queue_id] = entry
+        for topic, queue_id in self.unread:
+            path = queue_path(s.broker, topic, queue_id)
+            for kind in (SegmentKind.COMMIT_LOG, SegmentKind.CONSUME_QUEUE):
+                table.segments(kind)[path] = before.segments(kind).get(path, {})
         if self.keys.segments.entries:
             table.index_file_segment_table[self.keys.segments.path] = dict(self.keys.segments.table())
         table.topic_metadata_table |= before.topic_metadata_table
@@ -233,7 +270,8 @@ class Tier:
     # -- writing
 
     def begin(self, topic: str, queue_id: int, offset: int, made_at: int | None, now_ms: int) -> QueueTier:
-        """Begin a queue with the message at an offset."""
+        """Begin a queue, which is not `unread`, with the message at an offset."""
+        assert (topic, queue_id) not in self.unread
         queue = self._queue(topic, queue_id)
         unfinished = self._unfinished.pop((topic, queue_id), ())
         queue.begin_at(offset, now_ms, unfinished)
