@@ -36,7 +36,7 @@ class StoredMessages(AsyncClient):
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             full = namespace.wrap(self._namespace, validators.check_topic(topic))
             try:
-                if not await self._is_brokers(address):
+                if not await self._is_brokers(address, full):
                     raise NotSent(f"{address} is no broker of the cluster")
                 found = await client_api.view_message(await self._instance.broker(address), position, topic=full)
             except TransportError:
@@ -49,10 +49,20 @@ class StoredMessages(AsyncClient):
                 raise ServerError(22, text) from None
             return by_unique_id[0]
 
-    async def _is_brokers(self, address: str) -> bool:
-        """Tell whether an address is that of a broker: another would get our heartbeat and signed requests."""
-        if address in self._instance.routes.broker_addresses(slaves=True):
+    async def _is_brokers(self, address: str, topic: str) -> bool:
+        """Tell whether an address is that of a broker, most often one of `topic`'s: another would get our heartbeat and
+        signed requests.
+        """
+        routes = self._instance.routes
+        if address in routes.broker_addresses(slaves=True):
             return True
+        try:
+            # That is kept, and less than all brokers.
+            await routes.get(topic)
+            if address in routes.broker_addresses(slaves=True):
+                return True
+        except RouteNotFound:
+            pass
         try:
             known = await self._cluster_addresses()
         except RocketSparkError:  # A proxy serves routes alone.

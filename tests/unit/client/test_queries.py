@@ -103,3 +103,22 @@ async def test_an_id_is_no_address_to_dial() -> None:
             assert dict(stranger.requests) == {}
     finally:
         await stranger.server.close()
+
+
+@in_loop
+async def test_where_the_topic_s_route_names_the_broker_the_whole_cluster_is_not_asked_for() -> None:
+    async with Fake(t=1) as fake, AsyncProducer(fake.namesrv, "pg") as producer:
+        fake.broker.put("t", 0, b"1")
+        (kept,) = fake.broker.queues["t", 0]
+
+        def view(peer: Any, asked: Any, body: bytes) -> bytes:
+            return reply(asked.opaque, 0, None, kept)
+
+        fake.broker.routes.add(RequestCode.VIEW_MESSAGE_BY_ID, view, headers.ViewMessageHeader)
+        fake.names.brokers = {}
+        host, _, port = fake.broker.address.rpartition(":")
+        message_id = offset_message_id(pack_host(host, int(port)), 0)
+        fake.names.addresses = {"broker-a": {0: fake.broker.address}}
+        for _ in range(2):
+            assert (await producer.view_message("t", message_id)).body == b"1"
+        assert fake.names.fetches["t"] == 1
