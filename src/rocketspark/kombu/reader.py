@@ -20,6 +20,7 @@ from rocketspark.errors import RocketSparkError
 from rocketspark.kombu.names import READERS, quote, unquote
 from rocketspark.kombu.options import Settings
 from rocketspark.model import MessageQueue, ReceivedMessage
+from rocketspark.transport.shared_task import end_tasks
 
 # So many messages wait here for a consumer; more stay on the broker.
 WAITING_MAX = 10_000
@@ -216,10 +217,7 @@ class Reader:
 
     async def close(self) -> dict[MessageQueue, int]:
         """Read no more. Returns the first offset of each queue that was delivered to nobody."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         bindings = self._bindings.values()
         left: dict[MessageQueue, int] = {}
         with contextlib.suppress(RocketSparkError):

@@ -1,12 +1,12 @@
-"""One task whose outcome many wait for. Rule: a waiter that stops waiting costs the others nothing, and ends
-nothing.
+"""One task whose outcome many wait for, and the end of tasks. Rule: a waiter that stops waiting costs the others
+nothing, and ends nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from copy import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rocketspark.errors import RocketSparkError
 
@@ -34,3 +34,11 @@ async def outcome_of(task: asyncio.Future[T]) -> T:
         # A copy: each raise adds to an error's traceback.
         raise copy(error)
     return task.result()
+
+
+async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel tasks and wait until they have ended; what they raise is passed over. None: one that was never begun."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.client.fake import in_loop
 
 from rocketspark.errors import SendFailed
-from rocketspark.transport.shared_task import outcome_of
+from rocketspark.transport.shared_task import end_tasks, outcome_of
 
 pytestmark = pytest.mark.shows("60,000 small sends at once on one connection")
 
@@ -75,3 +75,25 @@ async def test_its_error_is_raised_and_nobody_need_hear_it() -> None:
     await asyncio.sleep(0)
     del left
     assert told == []
+
+
+@in_loop
+async def test_the_end_of_tasks_waits_for_what_they_still_do_and_passes_over_what_they_raise() -> None:
+    done: list[str] = []
+
+    async def lingers(error: Exception | None) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            done.append("closed")
+            if error is not None:
+                raise error
+
+    tasks = [asyncio.ensure_future(lingers(error)) for error in (None, ValueError("odd"))]
+    await asyncio.sleep(0)
+    await end_tasks(None, *tasks)
+    assert done == ["closed"] * 2
+    assert all(task.done() for task in tasks)
+    await end_tasks()
+    await end_tasks(None)

@@ -26,6 +26,7 @@ from rocketspark.protocol.headers.static_topics import PartQueueHeader
 from rocketspark.protocol.json.bodies import QueueMapping
 from rocketspark.protocol.json.static_topics import MappingDetail, MappingItem
 from rocketspark.store.store import Store
+from rocketspark.transport.shared_task import end_tasks
 
 log = logging.getLogger("rocketspark.broker")
 limited = LimitedLog("rocketspark.broker")
@@ -108,9 +109,7 @@ class MappingCleaning:
 
     async def stop(self) -> None:
         """Stop cleaning."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _clean_forever(self) -> None:
         while True:

@@ -22,6 +22,7 @@ from rocketspark.protocol.message import record_layout
 from rocketspark.store.compaction.copying import CompactionCopies
 from rocketspark.store.consumequeue.consume_queue_store import offset_behind
 from rocketspark.store.store import Store
+from rocketspark.transport.shared_task import end_tasks
 
 log = LimitedLog("rocketspark.broker")
 _QUEUE_OFFSET = record_layout.only("queue_offset").unpack_from
@@ -74,8 +75,7 @@ class Compaction:
         """Give up the compaction that runs, and copy the rest, as another program may open the store next."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         self._store.compaction.give_up()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
         try:

@@ -23,6 +23,7 @@ from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms
 from rocketspark.errors import RocketSparkError, StoreError, StoreFull
 from rocketspark.store.store import Store
+from rocketspark.transport.shared_task import end_tasks
 
 log = logging.getLogger("rocketspark.broker")
 
@@ -102,9 +103,7 @@ class FileCleaning:
 
     async def stop(self) -> None:
         """Stop cleaning."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     def clean_now(self) -> None:
         """Remove expired files at once and in the next rounds, whatever the hour."""

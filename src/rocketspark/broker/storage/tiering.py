@@ -36,6 +36,7 @@ from rocketspark.store.tiered.queue_tier import NewUnit, QueueTier
 from rocketspark.store.tiered.segments import FAILURES_MAX, HeldSegments, SegmentStore, TierTaken
 from rocketspark.store.tiered.tier import Queue, Tier
 from rocketspark.transport.loose_threads import LooseThreads
+from rocketspark.transport.shared_task import end_tasks
 
 log = logging.getLogger("rocketspark.broker")
 T = TypeVar("T")
@@ -125,9 +126,7 @@ class Tiering(TierReads):
         """Stop uploading, once the upload that is being written has ended; a tier that hangs is not waited for longer
         than some seconds.
         """
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + STOP_S
         if self._own is not None:

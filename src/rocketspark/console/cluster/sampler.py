@@ -17,6 +17,7 @@ from rocketspark.admin.broker_states import BrokerFigures, GroupTraffic
 from rocketspark.console.cluster.kept_samples import KeptSamples, Sample
 from rocketspark.console.cluster.view import ClusterView
 from rocketspark.errors import RocketSparkError
+from rocketspark.transport.shared_task import end_tasks
 
 log = logging.getLogger("rocketspark.console")
 LAG_LIFE_S = 15.0
@@ -45,9 +46,7 @@ class Sampler:
 
     async def close(self) -> None:
         """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         if self._kept is not None:
             await self._kept.close()
 

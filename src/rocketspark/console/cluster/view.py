@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from rocketspark import machine
 from rocketspark.admin.operations import AsyncAdmin
 from rocketspark.console.cluster.pace import Pace, PacedAdmin
-from rocketspark.transport.shared_task import outcome_of
+from rocketspark.transport.shared_task import end_tasks, outcome_of
 
 T = TypeVar("T")
 LIFE_S = 2.0
@@ -75,8 +75,6 @@ class ClusterView:
         """Close the connections."""
         tasks = [task for _, task in self._answers.values()] + ([self._starting] if self._starting else [])
         self._answers.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         if self._admin is not None:
             await self._admin.close()

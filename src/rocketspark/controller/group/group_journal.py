@@ -37,6 +37,7 @@ from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes, RpcHooks
 from rocketspark.transport.request_frames import reply
+from rocketspark.transport.shared_task import end_tasks
 from rocketspark.transport.tls.client_tls import ClientTls
 
 log = LimitedLog("rocketspark.controller")
@@ -218,9 +219,7 @@ class GroupJournal:
     async def close(self) -> None:
         """Leave the work of the group, and release the folder."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self._links.close()
         await self._asking.close()
         if self._thread is not None:

@@ -49,6 +49,7 @@ from rocketspark.transport.connections import Connections
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Routes
 from rocketspark.transport.request_frames import reply
+from rocketspark.transport.shared_task import end_tasks
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -260,9 +261,7 @@ class GroupMembers:
 
     async def close(self) -> None:
         """Tell nobody any more; brokers know by the end of the connections that the members are gone."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         for task in list(self._leaving):
             task.cancel()
         for lane in self._lanes:

@@ -30,6 +30,7 @@ from rocketspark.proxy.message_form import MESSAGE_ID, PRODUCER_GROUP, message_a
 from rocketspark.proxy.producing.transactions import HalfPlace, TransactionData, monotonic_ms
 from rocketspark.proxy.wire import messages
 from rocketspark.transport.peer import Peer
+from rocketspark.transport.shared_task import end_tasks
 
 log = LimitedLog("rocketspark.proxy")
 
@@ -121,9 +122,7 @@ class ProducerGroups:
 
     async def close(self) -> None:
         """Stop telling brokers of producer groups."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
 
 class Orphans:

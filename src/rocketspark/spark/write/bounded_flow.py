@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from rocketspark.transport.shared_task import end_tasks
+
 T = TypeVar("T")
 _END: Any = object()
 
@@ -154,9 +156,6 @@ class SendsInFlight:
 
     async def end(self) -> None:
         """Cancel the sends that are in flight, and wait until they have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         # One that was cancelled before it began has not left.
         self._count = self._bytes = 0

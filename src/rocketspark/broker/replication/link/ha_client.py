@@ -18,6 +18,7 @@ from rocketspark.errors import ConfigError, FrameError, ReplicationError, StoreE
 from rocketspark.model.limited_log import LimitedLog
 from rocketspark.transport.connections import parse_address
 from rocketspark.transport.dialing import connect_protocol
+from rocketspark.transport.shared_task import end_tasks
 
 log = LimitedLog("rocketspark.broker.replication")
 
@@ -194,10 +195,8 @@ class HaClient:
         self.address = None
         if self._connection is not None:
             self._connection.end(None)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None
 
     async def _run(self) -> None:
         while True:
