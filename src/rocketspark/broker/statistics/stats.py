@@ -323,6 +323,10 @@ class Stats:
             self.get_mornings = [self._get_plain, self.get_mornings[0]]
         r = self.reads
         self._ticks.append(_Tick(now_ms, self.stored.messages, r.found, r.missed, r.messages))
+        # Of a clock that was set back the next snapshots are an interval away, not hours.
+        self._next_minute = min(self._next_minute, now_ms + MINUTE_EVERY_MS)
+        self._next_hour = min(self._next_hour, now_ms + HOUR_EVERY_MS)
+        self._next_day = min(self._next_day, now_ms + DAY_EVERY_MS)
         if now_ms >= self._next_minute:
             self._next_minute = now_ms + MINUTE_EVERY_MS
             yield from self._snap(lambda item: item.snap_minute(now_ms))

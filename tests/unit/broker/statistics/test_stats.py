@@ -265,6 +265,20 @@ def test_a_topic_takes_along_what_waits_to_be_counted(stats: Stats, store: Store
     assert stats.item(BROKER_PUT_NUMS, "Cluster").value == 1  # type: ignore[union-attr]
 
 
+def test_rates_go_on_after_the_clock_was_set_back(stats: Stats, store: Store) -> None:
+    for second in range(120):
+        store.rows.append(("A", 10, 10))
+        stats.tick(NOON_MS + second * SECOND)
+    assert stats.put_tps("A") == 10
+    for second in range(90):
+        stats.tick(NOON_MS - HOUR + second * SECOND)
+    assert stats.put_tps("A") == 0
+    for second in range(90, 180):
+        store.rows.append(("A", 5, 5))
+        stats.tick(NOON_MS - HOUR + second * SECOND)
+    assert stats.put_tps("A") == 5
+
+
 def test_a_deleted_group_takes_its_counters_along(stats: Stats) -> None:
     for group in ("G", "GB"):
         stats.pulled(group, "A", 0, 1, 1, 0)

@@ -91,7 +91,7 @@ class TimerStatistics:
 
     def save_at_times(self, now: int) -> None:
         """Write timermetrics if it changed and the last write is some seconds ago."""
-        if now - self._saved_ms >= SAVE_MS:
+        if not 0 <= now - self._saved_ms < SAVE_MS:  # The clock may have been set back.
             self.save(now)
 
     def save(self, now: int) -> None:
