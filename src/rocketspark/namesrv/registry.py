@@ -59,7 +59,9 @@ _WHY = (
 
 
 class LiveBroker(msgspec.Struct, kw_only=True):
-    """One broker process as it registered: when it was last heard of, and over which connection."""
+    """One broker process as it registered: when it was last heard of, and over which connection. Its address is what
+    tells it from others, also once it is moved to another cluster.
+    """
 
     cluster: str
     broker_name: str
@@ -72,16 +74,10 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     version: DataVersion
     connection: Hashable
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells this broker process from others: cluster and address."""
-        return self.cluster, self.address
-
 
 class Leaver(NamedTuple):
     """A broker that says that it leaves."""
 
-    cluster: str
     broker_name: str
     broker_id: int
     address: str
@@ -116,8 +112,8 @@ class Registry:
         self._carried_count = 0
         # Brokers that left, each with the topics that are still to be taken out of its name.
         self._leaving: deque[tuple[str, dict[str, QueueDataBody]]] = deque()
-        self._live: dict[tuple[str, str], LiveBroker] = {}
-        self._over: dict[Hashable, set[tuple[str, str]]] = {}
+        self._live: dict[str, LiveBroker] = {}
+        self._over: dict[Hashable, set[str]] = {}
         # By name and id, the address that another one replaced last.
         self._turned_out: dict[tuple[str, int], str] = {}
 
@@ -134,7 +130,7 @@ class Registry:
         are left out with a line in the log. Raises ServerError 29 if there are too many brokers, in all or of the name,
         1 for an id that is not registered yet and comes with one topic alone.
         """
-        if live.key not in self._live and len(self._live) >= self._brokers_max:
+        if live.address not in self._live and len(self._live) >= self._brokers_max:
             raise _too_many(f"{len(self._live)} brokers are registered here")
         if self._is_stale(live):
             return None
@@ -150,7 +146,7 @@ class Registry:
         if lowered and self._leads(live, data) and self._rules.notify_min_id:
             self._tell(after_arrival(data.broker_addrs, live.ha_address))
         master = data.broker_addrs.get(MASTER_ID) if live.broker_id != MASTER_ID else None
-        return self._live.get((live.cluster, master)) if master else None
+        return self._live.get(master) if master else None
 
     def _check_id(self, live: LiveBroker, topics: TopicConfigTable) -> None:
         """Raise ServerError if a broker may not come under an id that its group does not have yet."""
@@ -168,7 +164,7 @@ class Registry:
         """Let a broker live; returns its group, whether its topics are to be taken as changed, and whether its id is
         the lowest now and was not before.
         """
-        known = self._live.get(live.key)
+        known = self._live.get(live.address)
         if known is not None and known.broker_name != live.broker_name:
             self._leave([known])
             known = None
@@ -180,15 +176,15 @@ class Registry:
         data.zone_name = live.zone or msgspec.UNSET
         lowered = live.broker_id < min(data.broker_addrs, default=MASTER_ID)
         self._warn_of_turns(data, live)
-        changed = self._place(data, live.broker_id, live.key) or known is None or known.version != live.version
-        self._forget(live.key)
-        self._live[live.key] = live
-        self._over.setdefault(live.connection, set()).add(live.key)
+        changed = self._place(data, live.broker_id, live.address) or known is None or known.version != live.version
+        self._forget(live.address)
+        self._live[live.address] = live
+        self._over.setdefault(live.connection, set()).add(live.address)
         return data, changed, lowered
 
     def _leads(self, live: LiveBroker, data: BrokerDataBody) -> bool:
         """Tell whether a broker still lives, with the lowest id of its group."""
-        return self._live.get(live.key) is live and live.broker_id == min(data.broker_addrs)
+        return self._live.get(live.address) is live and live.broker_id == min(data.broker_addrs)
 
     def _is_stale(self, stale: LiveBroker) -> bool:
         """Tell whether a live broker at another address holds the id under a higher state version.
@@ -200,7 +196,7 @@ class Registry:
         held = data.broker_addrs.get(stale.broker_id) if data is not None else None
         if data is None or held is None or held == stale.address:
             return False
-        holder = self._live.get((stale.cluster, held))
+        holder = self._live.get(held)
         if holder is None or holder.version.state_version <= stale.version.state_version:
             return False
         log.warning(
@@ -212,23 +208,22 @@ class Registry:
             holder.version.state_version,
             stale.version.state_version,
         )
-        known = self._live.get(stale.key)
+        known = self._live.get(stale.address)
         if known is not None and known.broker_name != stale.broker_name:
             self._leave([known])
         for other_id in [i for i, a in data.broker_addrs.items() if a == stale.address]:
             del data.broker_addrs[other_id]
-        self._forget(stale.key)
+        self._forget(stale.address)
         return True
 
-    def _place(self, data: BrokerDataBody, broker_id: int, key: tuple[str, str]) -> bool:
+    def _place(self, data: BrokerDataBody, broker_id: int, address: str) -> bool:
         """Set a broker's address under its id, and there alone; return whether the id is new."""
-        cluster, address = key
         # One address is one broker: a restart under another id replaces the old entry.
         for other_id in [i for i, a in data.broker_addrs.items() if a == address and i != broker_id]:
             del data.broker_addrs[other_id]
         replaced = data.broker_addrs.get(broker_id)
         if replaced is not None and replaced != address:
-            self._forget((cluster, replaced))
+            self._forget(replaced)
         data.broker_addrs[broker_id] = address
         return replaced is None
 
@@ -241,7 +236,7 @@ class Registry:
         other = data.broker_addrs.get(live.broker_id)
         if other is None or other == live.address:
             return
-        holder = self._live.get((live.cluster, other))
+        holder = self._live.get(other)
         place = live.broker_name, live.broker_id
         if holder is not None and holder.version.state_version == live.version.state_version:
             if self._turned_out.get(place) == live.address:
@@ -357,36 +352,36 @@ class Registry:
         """Tell whether `settle` has nothing to do."""
         return not self._leaving
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _forget(self, address: str) -> None:
         """Take a broker out of the live ones, and from its connection."""
-        live = self._live.pop(key, None)
+        live = self._live.pop(address, None)
         if live is None:
             return
-        keys = self._over[live.connection]
-        keys.discard(key)
-        if not keys:
+        addresses = self._over[live.connection]
+        addresses.discard(address)
+        if not addresses:
             del self._over[live.connection]
 
     def heard(self, cluster: str, address: str, now_ms: int) -> None:
         """Note a broker's heartbeat at a time."""
-        live = self._live.get((cluster, address))
-        if live is not None:
+        live = self._live.get(address)
+        if live is not None and live.cluster == cluster:
             live.heard_ms = now_ms
 
     def version_of(self, cluster: str, address: str, now_ms: int) -> DataVersion | None:
         """Return the data version that a broker registered last, None if it is unknown; also notes a heartbeat."""
         self.heard(cluster, address, now_ms)
-        live = self._live.get((cluster, address))
-        return live.version if live else None
+        live = self._live.get(address)
+        return live.version if live is not None and live.cluster == cluster else None
 
     def unregister(self, cluster: str, broker_name: str, broker_id: int, address: str) -> None:
         """Drop a broker at once, whatever its id; with the last address of its group the queues leave every route.
 
-        A broker at this address that has registered under another name since stays.
+        A broker at this address that has registered under another name, or in another cluster, since stays.
         """
-        live = self._live.get((cluster, address))
-        if live is None or live.broker_name == broker_name:
-            self._leave([Leaver(cluster, broker_name, broker_id, address)])
+        live = self._live.get(address)
+        if live is None or (live.cluster, live.broker_name) == (cluster, broker_name):
+            self._leave([Leaver(broker_name, broker_id, address)])
 
     def expire(self, now_ms: int) -> list[LiveBroker]:
         """Drop the brokers that were silent for longer than they announced; return them."""
@@ -401,7 +396,7 @@ class Registry:
 
     def disconnected(self, connection: Hashable) -> list[LiveBroker]:
         """Drop the brokers that registered over a connection that ended; return them."""
-        lost = [self._live[key] for key in self._over.get(connection, ())]
+        lost = [self._live[address] for address in self._over.get(connection, ())]
         self._leave(lost)
         return lost
 
@@ -414,7 +409,7 @@ class Registry:
         # The lowest id of each group, and who had it.
         lowest: dict[str, tuple[int, str]] = {}
         for leaver in leavers:
-            self._forget((leaver.cluster, leaver.address))
+            self._forget(leaver.address)
             name = leaver.broker_name
             data = self._brokers.get(name)
             left = _id_of(data, leaver) if data is not None else None
@@ -520,8 +515,8 @@ class Registry:
         """Forget a topic on the broker that registered over a connection, if it leads its group. The queues that others
         have of it stay.
         """
-        for key in self._over.get(connection, ()):
-            live = self._live[key]
+        for address in self._over.get(connection, ()):
+            live = self._live[address]
             if self._leads(live, self._brokers[live.broker_name]):
                 self._drop_queues(topic, live.broker_name)
 

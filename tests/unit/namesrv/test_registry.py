@@ -297,6 +297,27 @@ def test_write_permission_is_wiped_and_given_back() -> None:
     assert (perms("T"), perms("U")) == ({"a": 6, "b": 6}, {"a": 4})
 
 
+def test_a_broker_that_moved_to_another_cluster_stays_when_what_it_was_ends() -> None:
+    """Its machine was cut off: the end of its first connection is noticed late, or its farewell arrives late."""
+    for end in (
+        lambda r: r.disconnected("old"),
+        lambda r: r.expire(1000 + EXPIRY_MS + 1),
+        lambda r: r.unregister("c", "a", 0, "h:1"),
+    ):
+        registry = Registry()
+        register(registry, connection="old")
+        register(registry, cluster="d", connection="new", now_ms=2000, topics=table(2, T=4))
+        end(registry)
+        assert registry.route("T") is not None
+        assert registry.clusters().cluster_addr_table == {"d": ["a"]}
+        assert (registry.version_of("c", "h:1", 2000), registry.version_of("d", "h:1", 2000)) == (
+            None,
+            DataVersion(counter=2),
+        )
+        assert [live.cluster for live in registry.disconnected("new")] == ["d"]
+        assert registry.route("T") is None
+
+
 def test_a_topic_told_alone_is_taken_as_far_as_its_brokers_live() -> None:
     """As 5.5.0's NameServer answers it."""
     registry = Registry()
