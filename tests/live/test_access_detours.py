@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 from tests.live.support import run, send_header
-from tests.live.test_access import as_admin, now_ms, row, started, user
+from tests.live.test_access import as_admin, codes_of, now_ms, row, signed_send, started, user
 from tests.support.access_rows import play
 
 from rocketspark.access.authorization import KEPT_CHARACTERS_MAX, Authorization
 from rocketspark.access.request_contexts import Context
 from rocketspark.broker.server import BrokerServer
+from rocketspark.client.connection import admin_api
 from rocketspark.protocol.headers import SendReply, to_ext
+from rocketspark.protocol.json.operator_bodies import AclInfo, PolicyEntryInfo, PolicyInfo
 from rocketspark.protocol.message import batch, record
 from rocketspark.protocol.message.message_ids import offset_message_id
 from rocketspark.transport.peer import Peer
@@ -209,5 +211,36 @@ def test_a_broker_says_that_its_own_password_is_another(tmp_path: Path, caplog: 
                 found = [r.getMessage() for r in caplog.records if "user inner has another password" in r.getMessage()]
                 assert len(found) == told
                 assert "lost" not in "".join(found)
+
+    run(main())
+
+
+# The binary form: a header for a client of IPv4, or for the proxy itself (LOCAL), with a field behind the addresses.
+BINARY = "0d0a0d0a000d0a515549540a%s110013%s7f00000104d2005004000464617461"
+
+
+@pytest.mark.shows("rules for some addresses see the client that a trusted proxy names")
+@pytest.mark.parametrize(
+    ("header", "may"),
+    [
+        (b"", False),
+        (b"PROXY TCP4 10.1.2.3 127.0.0.1 1234 80\r\n", True),
+        (b"PROXY TCP6 ::ffff:10.1.2.3 ::1 1234 80\r\n", True),
+        (b"PROXY TCP4 11.1.2.3 127.0.0.1 1234 80\r\n", False),
+        (b"PROXY UNKNOWN 10.1.2.3 127.0.0.1 1234 80\r\n", False),
+        (bytes.fromhex(BINARY % ("21", "0a010203")), True),
+        (bytes.fromhex(BINARY % ("21", "0b010203")), False),
+        (bytes.fromhex(BINARY % ("20", "0a010203")), False),
+    ],
+)
+def test_rules_for_some_addresses_behind_a_proxy(tmp_path: Path, header: bytes, *, may: bool) -> None:
+    async def main() -> None:
+        async with started(tmp_path, proxyProtocolNetworks="127.0.0.1") as server, as_admin(server.address) as admin:
+            await user(admin, "alice")
+            entry = PolicyEntryInfo(resource="Topic:mine", actions=["Pub"], source_ips=["10.0.0.0/8"], decision="Allow")
+            rules = AclInfo(subject="User:alice", policies=[PolicyInfo(policy_type="Custom", entries=[entry])])
+            await admin_api.create_acl(admin, rules)
+            found = await codes_of(server.address, header + signed_send("alice", "mine", 1), 1)
+            assert found == {1: 0 if may else 16}
 
     run(main())

@@ -7,23 +7,30 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.stand_ins import like
 
+from rocketspark.access.audit import nobody_told
+from rocketspark.access.policies import GET, LIST
+from rocketspark.access.request_contexts import CHECKED, FORGOTTEN, contexts_of
 from rocketspark.access.tables import User
 from rocketspark.broker.access.plain_acl import changes, documents, rule_files, rules
 from rocketspark.broker.access.plain_acl.addresses import address_pattern, plain_address
 from rocketspark.broker.access.plain_acl.changes import migrated
+from rocketspark.broker.access.plain_acl.check import PlainAcl
 from rocketspark.broker.access.plain_acl.documents import AccountEntry, Document, Version
 from rocketspark.broker.access.plain_acl.requested import resources
 from rocketspark.broker.access.plain_acl.rule_files import RuleFiles
 from rocketspark.broker.access.plain_acl.rules import PUB, SUB, allows, in_java_order, permission, resource_told
 from rocketspark.errors import ConfigError
 from rocketspark.protocol.codes import RequestCode
+from rocketspark.protocol.request_signing import sign
 from rocketspark.store.files import system_calls
+from rocketspark.transport.processor_table import ReceivedRequest
 
 pytestmark = pytest.mark.shows(
     "access control 1.0: files, address patterns, reload, 50-54, migration",
@@ -314,3 +321,27 @@ def test_two_accounts_of_one_name_are_said(tmp_path: Path) -> None:
     loaded = RuleFiles(str(tmp_path)).load()
     assert loaded.warnings == (f"{file}: account 'shopper' is left out, an earlier one has its key",)
     assert loaded.rules.accounts["shopper"].secret == b"first-secret"
+
+
+NAMED = {
+    **dict.fromkeys(("topic", "b", "parentTopic", "topicList"), "secret"),
+    **dict.fromkeys(("group", "consumerGroup", "a", "producerGroup", "groupName"), "others"),
+    **dict.fromkeys(("destGroup", "srcGroup", "compareGroup", "filterGroups"), "others"),
+}
+
+
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_an_account_without_a_permission_gets_figures_alone(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "conf").mkdir()
+    account = "accounts: [{accessKey: nobody1, secretKey: nobodySecret, admin: false}]"
+    (tmp_path / "conf" / "plain_acl.yml").write_text(account)
+    acl = PlainAcl(RuleFiles(str(tmp_path)), decided=nobody_told)
+    peer = SimpleNamespace(remote_host="10.0.0.1", address="10.0.0.1:1")
+    more = set()
+    for code in sorted(CHECKED | FORGOTTEN):
+        ext = dict(NAMED)
+        sign(ext, body, "nobody1", b"nobodySecret")
+        if acl.refuses(ReceivedRequest(peer, code, 0, 0, "PYTHON", ext, body)) is None:
+            more |= {code for each in contexts_of(code, ext, body) if not {GET, LIST} & {*each.actions}}
+    # Where a slave finds its master, which names no address.
+    assert more == {RequestCode.EXCHANGE_BROKER_HA_INFO}

@@ -20,8 +20,8 @@ RETRY_PREFIX = "%RETRY%"
 # Requests that only an admin account may send (rule: Permission.ADMIN_CODE).
 ADMIN_CODES = frozenset({17, 25, 215, 200, 207})
 # Requests of the same weight that RocketMQ lets everybody send who can sign: the rules themselves, topics and groups by
-# lists, static topics, offsets of whole groups, how a group's queues are shared out, cold data, the timer's engine, the
-# users and rules of access control 2.0, with their passwords.
+# lists, static topics, offsets of whole groups, how a group's queues are shared out, a look through all of its lite
+# topics, cold data, the timer's engine, the users and rules of access control 2.0, with their passwords.
 MORE_ADMIN_CODES = frozenset(
     {
         18,
@@ -44,6 +44,7 @@ MORE_ADMIN_CODES = frozenset(
         2002,
         2004,
         5001,
+        200_079,
         *range(3001, 3011),
     }
 )
