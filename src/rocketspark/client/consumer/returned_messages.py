@@ -11,6 +11,8 @@ import copy
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from rocketspark import machine
 from rocketspark.client import validators
 from rocketspark.client.callbacks import Tasks, end_all
@@ -20,6 +22,7 @@ from rocketspark.client.consumer.consumer_options import ATTEMPTS_MAX
 from rocketspark.client.consumer.puller import Puller
 from rocketspark.errors import ServerError
 from rocketspark.model import MessageQueue, ReceivedMessage, is_logical, namespace
+from rocketspark.protocol.codes import ResponseCode
 from rocketspark.protocol.headers import SendHeader
 from rocketspark.protocol.message import properties, sysflags
 from rocketspark.transport.peer import Peer
@@ -193,10 +196,10 @@ class ReturnedMessages:
             pairs[properties.MAX_RECONSUME_TIMES] = str(attempts_max)
         pairs[properties.DELAY] = str(FIRST_RETRY_LEVEL + message.reconsume_times)
         # As they came: a value that another client let in keeps no message here.
-        stored = properties.of_pairs({k.encode(): v.encode() for k, v in pairs.items()})
+        stored = whole = properties.of_pairs({k.encode(): v.encode() for k, v in pairs.items()})
         if times > (ATTEMPTS_MAX if attempts_max is None else attempts_max):
             # A dead letter: the broker adds some of its own.
-            stored = properties.fitted(stored, properties.BYTES_MAX - BROKERS_BYTES)
+            stored = properties.fitted(whole, properties.BYTES_MAX - BROKERS_BYTES)
         queue = (await self._instance.routes.find_write_queues(topic))[0]
         address = await self._instance.routes.find_master(queue)
         header = SendHeader(
@@ -213,4 +216,13 @@ class ReturnedMessages:
             unit_mode=self._instance.unit_mode,
             broker_name=queue.broker_name,
         )
-        await client_api.send(await self._instance.broker(address), header, message.body)
+        peer = await self._instance.broker(address)
+        if attempts_max is None and stored is not whole:
+            # The group's own number may be higher: a retry keeps all that its broker has room for.
+            try:
+                await client_api.send(peer, msgspec.structs.replace(header, properties=whole.decode()), message.body)
+                return
+            except ServerError as e:
+                if e.code != ResponseCode.MESSAGE_ILLEGAL:
+                    raise
+        await client_api.send(peer, header, message.body)

@@ -260,3 +260,21 @@ async def test_a_message_without_room_for_a_retry_is_a_dead_letter_at_last(monke
         assert (sent.topic, sent.reconsume_times) == ("%RETRY%g", 3)
         pairs = properties.decode(sent.properties)
         assert (pairs["UNIQ_KEY"], pairs["short"], pairs["RETRY_TOPIC"], "k" in pairs) == ("u", "s", "t", False)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@in_loop
+async def test_a_retry_beyond_16_keeps_all_that_its_broker_takes(refuses: bool) -> None:
+    """The group's number of attempts, which brokers alone know, may be higher."""
+    async with Fake(t=1) as fake:
+        pairs = f"UNIQ_KEY\x01u\x02k\x01{'x' * 32_400}\x02"
+        fake.broker.put("t", 0, b"bad", pairs, reconsume_times=16)
+        fake.broker.rules[SEND_BACK] = lambda header, body: (13, "one of a batch record")
+        fake.broker.rules[RequestCode.SEND_MESSAGE_V2] = lambda header, body: (
+            (13, "too long") if refuses and len(header.properties) > 32_400 else None
+        )
+        async with consumer(fake, lambda message: False):
+            await until(lambda: fake.broker.sends)
+        sent = fake.broker.sends[0]
+        assert (sent.reconsume_times, sent.max_reconsume_times) == (17, None)
+        assert ("k" in properties.decode(sent.properties)) is not refuses
