@@ -440,7 +440,8 @@ class Stats:
         """Remove the counters of a deleted topic."""
         for _ in self._put_away():
             pass
-        self._items = {k: v for k, v in self._items.items() if _topic_of(*k) != topic}
+        # A look for the text first: to take all keys apart holds the loop, as there are tens of thousands.
+        self._items = {k: v for k, v in self._items.items() if topic not in k[1] or _topic_of(*k) != topic}
         # Pops of its retry topics are counted with it.
         gone = {id(flow) for key, flow in self.popped.items() if key[0] == topic}
         self.popped = {k: v for k, v in self.popped.items() if k[0] != topic}
@@ -457,7 +458,7 @@ class Stats:
         """Remove the counters of a deleted group (rule: BrokerStatsManager.onGroupDeleted, 5.x)."""
         for _ in self._put_away():
             pass
-        self._items = {k: v for k, v in self._items.items() if _group_of(*k) != group}
+        self._items = {k: v for k, v in self._items.items() if not k[1].endswith(group) or _group_of(*k) != group}
         self._pulls = {k: v for k, v in self._pulls.items() if k[1] != group}
         self.read = {k: v for k, v in self.read.items() if k[1] != group}
         self.popped = {k: v for k, v in self.popped.items() if k[1] != group}
