@@ -20,7 +20,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from rocketspark.errors import ConfigError
 from rocketspark.model.histogram import Histogram
-from rocketspark.model.text import shown
+from rocketspark.model.text import LONG_MAX, shown, whole_number
 from rocketspark.transport.metrics.export import NotAllTaken, NotSent, Point
 from rocketspark.transport.metrics.families import COUNTER, HISTOGRAM
 from rocketspark.transport.metrics.settings import ExportSettings
@@ -31,7 +31,7 @@ SCOPE = InstrumentationScope(name="broker-meter")
 # Labels that are no text there.
 _TYPED: dict[str, Callable[[str], AnyValue]] = dict.fromkeys(
     ("is_system", "is_retry", "is_long_polling"), lambda text: AnyValue(bool_value=text == "true")
-) | {"queue_id": lambda text: AnyValue(int_value=int(text))}
+) | {"queue_id": lambda text: _number_or_text(text)}
 # A channel that failed waits before it dials again, by itself for minutes.
 _REDIAL_MS = 5000
 REASON_CHARACTERS = 160
@@ -169,6 +169,12 @@ def _labels(point: Point) -> list[KeyValue]:
 @lru_cache(maxsize=8192)
 def _label(key: str, text: str) -> KeyValue:
     return KeyValue(key=key, value=_TYPED[key](text)) if key in _TYPED else _text(key, text)
+
+
+def _number_or_text(text: str) -> AnyValue:
+    """Return a number; the text where an operator gave all rows a label of this name (metricsLabel) that is none."""
+    number = whole_number(text, high=LONG_MAX)
+    return AnyValue(string_value=text) if number is None else AnyValue(int_value=number)
 
 
 def _text(key: str, text: str) -> KeyValue:

@@ -18,7 +18,7 @@ from tests.support.otlp_receiver import Labels, Point, Receiver, metered
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.errors import ConfigError
 from rocketspark.model.histogram import Histogram
-from rocketspark.transport.metrics import export
+from rocketspark.transport.metrics import export, otlp
 from rocketspark.transport.metrics.export import Exporter
 from rocketspark.transport.metrics.exporters import exporter_of
 from rocketspark.transport.metrics.families import COUNTER, GAUGE, HISTOGRAM, Collected, Family, histograms
@@ -297,6 +297,14 @@ def test_lines_of_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.
         ]
 
     run(main())
+
+
+def test_a_label_of_an_operator_s_that_has_a_number_s_name_is_sent_as_text() -> None:
+    found = Collected({"queue_id": "all"}, [Family(GAUGE, "g", "G.", [({}, 1), ({"queue_id": "3"}, 1)])])
+    points = [point for point, _ in export.Series(delta=False, start_ns=0).points(found)]
+    request = otlp.request_of(points, 1, otlp.Resource(), delta=False)
+    rows = request.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points
+    assert [row.attributes[0].value.string_value or row.attributes[0].value.int_value for row in rows] == ["all", 3]
 
 
 def test_series_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
