@@ -353,32 +353,21 @@ def tell_store(store: Store, configs: Collection[TopicConfig], *, compaction: bo
 
 def check_queue_type(topic: str, known: TopicConfig | None, attributes: dict[str, str]) -> None:
     """Raise ServerError 29 for an unknown kind of queue or policy of what goes, or a change of one."""
-    wanted = attributes.get(QUEUE_TYPE, SIMPLE)
-    if wanted not in (SIMPLE, BATCH):
-        raise ServerError(
-            ResponseCode.INVALID_PARAMETER, f"topic[{topic}]: {QUEUE_TYPE} {wanted!r} is neither {SIMPLE} nor {BATCH}"
-        )
-    if wanted == BATCH and is_compacted(attributes):
-        raise ServerError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic[{topic}]: {CLEANUP_POLICY}={COMPACTION} needs {QUEUE_TYPE}={SIMPLE}: a batch has no key",
-        )
-    policy = attributes.get(CLEANUP_POLICY, DELETE)
-    if policy not in (DELETE, COMPACTION):
-        raise ServerError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic[{topic}]: {CLEANUP_POLICY} {policy!r} is neither {DELETE} nor {COMPACTION}",
-        )
-    if known is not None and known.attributes.get(CLEANUP_POLICY, DELETE) != policy:
-        raise ServerError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic[{topic}]: {CLEANUP_POLICY} cannot change; delete the topic and create it anew",
-        )
-    if known is not None and known.attributes.get(QUEUE_TYPE, SIMPLE) != wanted:
-        raise ServerError(
-            ResponseCode.INVALID_PARAMETER,
-            f"topic[{topic}]: {QUEUE_TYPE} cannot change; delete the topic and create it anew",
-        )
+    kind, policy = attributes.get(QUEUE_TYPE, SIMPLE), attributes.get(CLEANUP_POLICY, DELETE)
+    before = attributes if known is None else known.attributes
+    if kind not in (SIMPLE, BATCH):
+        why = f"{QUEUE_TYPE} {kind!r} is neither {SIMPLE} nor {BATCH}"
+    elif kind == BATCH and is_compacted(attributes):
+        why = f"{CLEANUP_POLICY}={COMPACTION} needs {QUEUE_TYPE}={SIMPLE}: a batch has no key"
+    elif policy not in (DELETE, COMPACTION):
+        why = f"{CLEANUP_POLICY} {policy!r} is neither {DELETE} nor {COMPACTION}"
+    elif before.get(CLEANUP_POLICY, DELETE) != policy:
+        why = f"{CLEANUP_POLICY} cannot change; delete the topic and create it anew"
+    elif before.get(QUEUE_TYPE, SIMPLE) != kind:
+        why = f"{QUEUE_TYPE} cannot change; delete the topic and create it anew"
+    else:
+        return
+    raise ServerError(ResponseCode.INVALID_PARAMETER, f"topic[{topic}]: {why}")
 
 
 def check_inner_batch(topic: str, config: TopicConfig | None, sys_flag: int) -> None:

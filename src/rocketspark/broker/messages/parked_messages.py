@@ -26,6 +26,14 @@ READ_BYTES = 1 << 20
 BODY_BYTES_MAX = 1024
 
 
+def bytes_at(store: Store, position: int) -> memoryview:
+    """Return the record at a physical offset that a queue names. Raises RecordError if none begins there."""
+    found = store.record_at(position)
+    if found is None:
+        raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
+    return found
+
+
 class DeliveryRecovery:
     """Finds what was delivered before a kill, after progress was noted last, so that it is not delivered again.
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.parked_messages import DeliveryRecovery
+from rocketspark.broker.messages.parked_messages import DeliveryRecovery, bytes_at
 from rocketspark.broker.messages.quarantine import Quarantine, fails_again
 from rocketspark.broker.storage.json_tables import JsonFile, next_version, now_ms
 from rocketspark.errors import MessageStays, RecordError, RocketSparkError
@@ -234,10 +234,7 @@ class ScheduleMessages:
 
     def _record(self, level: int, queue_offset: int, position: int) -> record.Record:
         """Return the parked message that a queue's unit points to. Raises RecordError if it is not there."""
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        parked = record.decode(found)
+        parked = record.decode(bytes_at(self._store, position))
         place = parked.topic.decode("utf-8", "replace"), parked.queue_id, parked.queue_offset
         if place != (topic_names.SCHEDULE_TOPIC, level - 1, queue_offset):
             raise RecordError(f"the record at physical offset {position} is another: {place}")

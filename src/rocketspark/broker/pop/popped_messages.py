@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketspark.broker import topic_names
-from rocketspark.broker.messages.parked_messages import decode_mended
+from rocketspark.broker.messages.parked_messages import bytes_at, decode_mended
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.tiering import Tiering
 from rocketspark.broker.topics import READ_WRITE, Topics
@@ -90,10 +90,7 @@ class PoppedMessages:
 
     def record(self, position: int) -> Record:
         """Return the record at a physical offset. Raises RecordError."""
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        return decode_mended(found)
+        return decode_mended(bytes_at(self._store, position))
 
     def is_foreign(self, key: CheckPointKey) -> bool:
         """Tell whether a check point came from another broker, in place of whose master this one acted.

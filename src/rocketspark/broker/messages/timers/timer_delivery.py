@@ -250,11 +250,8 @@ class TimerDelivery:
         stored = self.stored(unit.physical_offset)
         if stored.size != unit.record_bytes:
             raise RecordError(f"the record at physical offset {stored.position} is another: {stored.size} bytes")
-        pairs = pairs_of(stored.properties)
-        target = topic_names.target_of(pairs)
-        if target is None:
-            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
-        return stored, pairs, target[0]
+        pairs, topic = _pairs_and_topic(stored)
+        return stored, pairs, topic
 
     def retry(self, entry: Quarantined) -> bool:
         """Deliver a quarantined message; returns True if it is not due yet, and was stored for the wheel once more."""
@@ -264,14 +261,11 @@ class TimerDelivery:
             # Its unit may have been mended since.
             ((position, _, _),) = self._store.queue_units(topic_names.TIMER_TOPIC, 0, entry.queue_offset, 1)
         stored = self.stored(position, entry.queue_offset)
-        pairs = pairs_of(stored.properties)
-        target = topic_names.target_of(pairs)
-        if target is None:
-            raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
+        pairs, topic = _pairs_and_topic(stored)
         now = self._clock()
         roll = (whole_number(pairs.get(b"TIMER_OUT_MS"), high=OUT_MS_MAX) or 0) > now
         if roll or b"TIMER_DEL_UNIQKEY" not in pairs:
-            self.put_back(stored, pairs, target[0], now, roll=roll)
+            self.put_back(stored, pairs, topic, now, roll=roll)
         return roll
 
     def put_back(self, stored: Record, pairs: dict[bytes, bytes], topic: str, enqueue_ms: int, *, roll: bool) -> None:
@@ -310,6 +304,15 @@ def key_of(pairs: dict[bytes, bytes], rolls: bytes) -> Key:
     """
     recalled = pairs.get(b"TIMER_DEL_UNIQKEY", b"")
     return pairs.get(b"UNIQ_KEY", b""), pairs.get(b"TIMER_OUT_MS", b""), rolls, recalled
+
+
+def _pairs_and_topic(stored: Record) -> tuple[dict[bytes, bytes], str]:
+    """Return a timer message's properties, and the topic that it was sent to. RecordError: it may go to none."""
+    pairs = pairs_of(stored.properties)
+    target = topic_names.target_of(pairs)
+    if target is None:
+        raise RecordError(f"the timer message at physical offset {stored.position} has no topic it may go to")
+    return pairs, target[0]
 
 
 def grid_of(pairs: dict[bytes, bytes]) -> int:

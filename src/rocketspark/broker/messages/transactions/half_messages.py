@@ -13,6 +13,7 @@ import msgspec
 
 from rocketspark.broker import topic_names
 from rocketspark.broker.consumers.consumer_offsets import ConsumerOffsets
+from rocketspark.broker.messages.parked_messages import bytes_at
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.retention import HOUR_MS
 from rocketspark.errors import RecordError, ServerError
@@ -143,10 +144,7 @@ class HalfMessages:
 
     def record(self, topic: str, queue_offset: int, position: int) -> Record:
         """Return the record that a queue's unit points to. Raises RecordError if it is not there."""
-        found = self._store.record_at(position)
-        if found is None:
-            raise RecordError(f"no record begins at physical offset {position}, where the queue says one does")
-        stored = record.decode(found)
+        stored = record.decode(bytes_at(self._store, position))
         place = stored.topic.decode("utf-8", "replace"), stored.queue_offset
         if place != (topic, queue_offset):
             raise RecordError(f"the record at physical offset {position} is another: {place}")
