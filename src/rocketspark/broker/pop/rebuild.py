@@ -113,8 +113,10 @@ class Rebuild:
 
     def take_over(self, consumer_offsets: ConsumerOffsets) -> None:
         """Copy what former revive topics still hold into the present one, before that is read: the records of popped
-        messages that were neither acknowledged nor given out again.
+        messages that were neither acknowledged nor given out again. A slave that acts leaves that to its master.
         """
+        if self._store.log.is_replica:
+            return
         group = topic_names.REVIVE_GROUP
         taken: list[tuple[str, int, int]] = []
         for topic in self._revive.names.revive_topics():

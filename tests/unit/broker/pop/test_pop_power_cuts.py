@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from tests.unit.broker.pop.rig import GROUP, NOW, RETRY, REVIVE, REVIVE_GROUP, TOPIC, Clock, Rig
 
+from rocketspark.store import Store
+
 pytestmark = pytest.mark.shows(
     "the progress of second deliveries of pops is noted once the disk has these: a power cut passes over none"
 )
@@ -67,6 +69,23 @@ def test_what_was_taken_over_from_a_former_name_is_on_the_disk_before_it_counts_
     renamed.offsets.save()
     again = renamed.without_power()
     assert again.at(NOW + 60_000).keys(RETRY) == ["K0", "K1", "K2", "K3"]
+
+
+def test_a_slave_that_acts_leaves_it_to_its_master_to_take_over_from_a_former_name(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.pop()
+    while not rig.revive_records():
+        rig.at(rig.clock.now_ms + 1000)
+    rig.save()
+    rig.changes["cluster_name"] = "Other"
+    opened = Store.open
+    with monkeypatch.context() as copies:
+        copies.setattr(Store, "open", lambda store: (opened(store), store.become_replica()))
+        acting = rig.killed()
+    assert acting.records("rmq_sys_REVIVE_LOG_Other", 1) == []
+    acting.offsets.save()
+    assert len(acting.killed().records("rmq_sys_REVIVE_LOG_Other", 1)) == 1
 
 
 @pytest.mark.shows("offsets set by hand are not undone by pops of before where the power takes the log's end")
