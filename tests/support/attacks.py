@@ -148,9 +148,9 @@ class Nemesis:
         self._struck.clear()
         return " + ".join(done)
 
-    def _note(self, what: str, number: int | str) -> str:
+    def _note(self, what: str, number: int | str, **more: Any) -> str:
         node = f"broker-{number}" if isinstance(number, int) else number
-        self._world.record("fault", what=what, node=node)
+        self._world.record("fault", what=what, node=node, **more)
         self._noted.append((what, node))
         return f"{what} {number}"
 
@@ -261,7 +261,7 @@ class Nemesis:
         set_clock(folder, seconds)
         if self._chance.random() < 0.7:
             self._mends.append(lambda: set_clock(folder, 0.0) and None)
-        self._note("clock", number)
+        self._note("clock", number, value=seconds)
         return f"clock {seconds:+g} {number}"
 
     def _elect(self) -> str:
