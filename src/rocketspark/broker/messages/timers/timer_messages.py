@@ -148,6 +148,8 @@ class TimerMessages:
                 self._read_ms, self._theirs_until_ms = early_ms, self._read_ms
             self._open_again(self._clock(), self._version.physical_offset)
             self._see_wheel()
+        else:
+            self._open_unused(self._clock())
         if self._slots or self._offset < high:
             self._delivery.recover(self._read_ms)
         self.statistics.open()
@@ -239,6 +241,8 @@ class TimerMessages:
             return self._regrid(now)
         if self._drain is None and self._files.used:
             self._open_again(now)
+        elif self._drain is None:
+            self._open_unused(now)
         end = self._store.stored_range(topic_names.TIMER_TOPIC, 0)[1]
         # Slots of a week ago go first: new ones may need their place.
         old = bool(self._slots) and self._slots[0] < now - SLOT_COUNT // 2 * self._precision_ms
@@ -318,6 +322,13 @@ class TimerMessages:
         self._files.clear(from_ms, self._read_ms, physical_offset)
         self._read_ms = self._emptied_ms = from_ms
         self._saved_ms = 0
+
+    def _open_unused(self, now: int) -> None:
+        """Begin at the time that it is where the checkpoint is of another broker, whose clock was ahead."""
+        from_ms = now // self._precision_ms * self._precision_ms
+        if from_ms < self._read_ms - SET_BACK_SLOTS * self._precision_ms:
+            self._theirs_until_ms = max(self._theirs_until_ms, self._read_ms)
+            self._read_ms = from_ms
 
     def _scan(self, now: int, high: int) -> None:
         """Put the next messages of the queue on the wheel, those before an offset."""

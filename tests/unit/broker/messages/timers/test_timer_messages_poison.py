@@ -10,6 +10,7 @@ from tests.unit.broker.messages.timers.test_timer_messages import NOW, Clock, Ri
 from rocketspark.broker import topic_names
 from rocketspark.errors import RecordError
 from rocketspark.protocol.message import record, record_layout
+from rocketspark.store.timers.timer_files import TimerCheckpoint
 from rocketspark.store.timers.timer_wheel import SLOT_COUNT
 
 pytestmark = pytest.mark.shows("mended: odd messages sent to the timers' topic itself")
@@ -260,4 +261,27 @@ def test_after_a_clock_was_set_back_nothing_comes_early_or_twice(
     assert broker.keys() == ["before", "ahead"]
     broker.at(NOW + 601_000)
     assert broker.keys() == ["before", "ahead", "later"]
+    broker.stop()
+
+
+@pytest.mark.shows("mended: who followed a master whose clock was ahead delivered timers at once, recalled ones too")
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_follows_a_broker_whose_clock_was_ahead_delivers_nothing_early_or_twice(
+    rig: Callable[..., Rig], killed: bool
+) -> None:
+    """It never delivered by itself, so its wheel is empty."""
+    broker = rig()
+    broker.send(key="theirs", TIMER_DELAY_SEC=600)
+    assert broker.timers.take_checkpoint(TimerCheckpoint(NOW + 3_600_000, queue_offset=1, master_queue_offset=1))
+    broker.timers.open()
+    broker.send(key="later", TIMER_DELAY_SEC=10)
+    broker.recall(int(broker.send(key="recalled", TIMER_DELAY_SEC=20)[b"TIMER_OUT_MS"]), "recalled")
+    broker.at(NOW + 9999)
+    assert broker.keys() == []
+    for seconds in (12, 15, 700, 4000) if killed else ():
+        broker.checkpoint()
+        broker = broker.killed().at(NOW + seconds * 1000)
+        assert broker.keys() == ["later"]
+    broker.at(NOW + 4_000_000)
+    assert broker.keys() == ["later"]
     broker.stop()
