@@ -83,7 +83,7 @@ TABLE = {
     "who_lost_its_power_goes_on_in_its_epoch": Planted(
         "the logs of broker-a-1 and broker-a-2 differ",
         "controller/replicas_info.py",
-        "    begins_anew = found == asking and h.may_lack and h.designate_elect\n",
+        "    begins_anew = found == h.broker_id and h.may_lack and h.designate_elect\n",
         "    begins_anew = False\n",
         seed=52,
         scenario="rack:among_faults",

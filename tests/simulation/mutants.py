@@ -367,8 +367,8 @@ TABLE: dict[str, Planted] = {
     "a_lite_topic_is_shown_backwards": Planted(
         "a lite topic keeps its order",
         "client/consumer/lite/lite_calls.py",
-        "        return [message for message in given if message.lite_topic in self._names]\n",
-        "        return [message for message in reversed(given) if message.lite_topic in self._names]\n",
+        "        return [message for message in given if message.lite_topic in self._subscriptions]\n",
+        "        return [message for message in reversed(given) if message.lite_topic in self._subscriptions]\n",
         shape=LITE,
     ),
     "a_lite_topic_never_goes": Planted(
