@@ -539,10 +539,37 @@ def test_an_attribute_of_a_topic_is_checked_when_it_changes(tmp_path: Path, name
             assert {"A", "B"}.isdisjoint(server._topics.table)
             # One that is so already, as an earlier version took it, keeps nobody from changing another.
             server._topics.put(bodies.TopicConfig(topic_name="A", attributes={name: value}))
-            await create(peer, "A", attributes="+other=1")
-            assert server._topics.table["A"].attributes == {name: value, "other": "1"}
+            await create(peer, "A", attributes="+cleanup.policy=DELETE")
+            assert server._topics.table["A"].attributes == {name: value, "cleanup.policy": "DELETE"}
             await create(peer, "A", attributes=f"-{name}")
-            assert server._topics.table["A"].attributes == {"other": "1"}
+            assert server._topics.table["A"].attributes == {"cleanup.policy": "DELETE"}
+
+    run(main())
+
+
+@pytest.mark.shows(
+    "mended: an attribute of a topic or a group that no broker knows, such as a typing error, said success"
+)
+def test_an_attribute_that_no_broker_knows_is_refused_by_its_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker(tmp_path) as server, connected(server.address) as peer:
+            with pytest.raises(ServerError, match=r"attribute 'mesage.type' is not one of .*message\.type"):
+                await create(peer, "A", attributes="+mesage.type=FIFO")
+            assert "A" not in server._topics.table
+            # One that another version took stays, may be set anew and be removed.
+            server._topics.put(bodies.TopicConfig(topic_name="A", attributes={"other": "1"}))
+            await create(peer, "A", attributes="+other=2,+message.type=FIFO")
+            assert server._topics.table["A"].attributes == {"other": "2", "message.type": "FIFO"}
+            await create(peer, "A", attributes="-other")
+            assert server._topics.table["A"].attributes == {"message.type": "FIFO"}
+            for attributes, why in (
+                ({"+priority.facto": "9"}, "'priority.facto'"),
+                ({"+priority.factor": "101"}, "0 to 100"),
+            ):
+                body = json.dumps({"groupName": "g", "attributes": attributes}).encode()
+                with pytest.raises(ServerError, match=why):
+                    await ask(peer, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+            assert "g" not in server._groups.table
 
     run(main())
 

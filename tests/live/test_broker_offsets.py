@@ -191,7 +191,7 @@ def test_a_message_is_found_by_key_unique_id_and_offset_id(tmp_path: Path) -> No
 def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=3, perm=6, attributes="+delete.policy=DELETE", order=True)
+            await create(peer, queues=3, perm=6, attributes="+cleanup.policy=DELETE", order=True)
             await create(peer, "Gone")
             await create_group(peer)
             for n in range(10):
@@ -209,7 +209,7 @@ def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
             table = json.loads(after)["topicConfigTable"]
             assert {TOPIC, "Auto", "%RETRY%G"} <= table.keys()
             assert "Gone" not in table
-            assert table[TOPIC]["attributes"] == {"delete.policy": "DELETE"}
+            assert table[TOPIC]["attributes"] == {"cleanup.policy": "DELETE"}
             assert offset_of(await query(peer, 1, zero=False)) == 2
             assert (await query(peer, 0, zero=False)).code == 22
             assert [m for n in range(3) for m in await pulled(peer, TOPIC, n)] == before
@@ -279,7 +279,7 @@ def test_a_directory_belongs_to_one_broker(tmp_path: Path) -> None:
 def test_a_topic_s_settings_and_figures(tmp_path: Path) -> None:
     async def main() -> None:
         async with broker(tmp_path) as server, connected(server.address) as peer:
-            await create(peer, queues=2, attributes="+a=1,+b=2")
+            await create(peer, queues=2, attributes="+message.type=FIFO,+reserve.time=2")
             for _ in range(3):
                 await sent(peer, b"x", TOPIC, 1)
             reply = await peer.request(RequestCode.GET_TOPIC_STATS_INFO, headers.TopicHeader(topic=TOPIC))
@@ -289,10 +289,14 @@ def test_a_topic_s_settings_and_figures(tmp_path: Path) -> None:
             stored = (await pulled(peer, TOPIC, 1))[-1].store_time_ms
             assert sorted(row["lastUpdateTimestamp"] for row in table.values()) == [0, stored]
 
-            await create(peer, queues=5, perm=4, attributes="-a,+c=3")
+            await create(peer, queues=5, perm=4, attributes="-message.type,+cleanup.policy=DELETE")
             reply = await peer.request(RequestCode.GET_TOPIC_CONFIG, headers.TopicHeader(topic=TOPIC))
             shown = json.loads(reply.body)
-            assert (shown["readQueueNums"], shown["perm"], shown["attributes"]) == (5, 4, {"b": "2", "c": "3"})
+            assert (shown["readQueueNums"], shown["perm"], shown["attributes"]) == (
+                5,
+                4,
+                {"reserve.time": "2", "cleanup.policy": "DELETE"},
+            )
             assert len(await pulled(peer, TOPIC, 1)) == 3
             for code in (RequestCode.GET_TOPIC_CONFIG, RequestCode.GET_TOPIC_STATS_INFO):
                 assert (await peer.request(code, headers.TopicHeader(topic="NoSuchTopic"))).code == 17
@@ -315,6 +319,7 @@ def test_a_topic_s_settings_and_figures(tmp_path: Path) -> None:
         (TOPIC, {"write_queue_count": 10**9}),
         (TOPIC, {"attributes": "nonsense"}),
         (TOPIC, {"attributes": "+=1"}),
+        (TOPIC, {"attributes": "+mesage.type=FIFO"}),
     ],
 )
 def test_topics_that_cannot_be_made(tmp_path: Path, topic: str, changes: dict[str, Any]) -> None:

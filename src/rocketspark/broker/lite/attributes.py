@@ -20,6 +20,7 @@ MODEL = "lite.sub.model"
 SHARED, EXCLUSIVE = "Shared", "Exclusive"
 RESET_EXCLUSIVE, RESET_UNSUBSCRIBE = "lite.sub.reset.offset.exclusive", "lite.sub.reset.offset.unsubscribe"
 CLIENT_QUOTA, CLIENT_EVENTS = "lite.sub.client.quota", "lite.sub.client.max.event.cnt"
+OF_GROUPS = (BIND_TOPIC, MODEL, RESET_EXCLUSIVE, RESET_UNSUBSCRIBE, CLIENT_QUOTA, CLIENT_EVENTS, WILDCARD)
 # Events of a client that wait; a pop looks at all of them in one turn.
 CLIENT_EVENTS_MAX = 10_000
 
@@ -65,19 +66,20 @@ def events_max(group: GroupConfig | None, settings: BrokerSettings) -> int:
 
 def check_topic(attributes: Mapping[str, str]) -> None:
     """Raise ServerError 29 for attributes about lite topics that no topic may have."""
-    _check_number(attributes, EXPIRATION, -1, EXPIRATION_MINUTES_MAX)
+    check_number(attributes, EXPIRATION, -1, EXPIRATION_MINUTES_MAX)
 
 
 def check_group(attributes: Mapping[str, str]) -> None:
     """Raise ServerError 29 for attributes about lite topics that no group may have."""
-    _check_number(attributes, CLIENT_QUOTA, -1, LONG_MAX)
-    _check_number(attributes, CLIENT_EVENTS, 10, LONG_MAX)
+    check_number(attributes, CLIENT_QUOTA, -1, LONG_MAX)
+    check_number(attributes, CLIENT_EVENTS, 10, LONG_MAX)
     _check_word(attributes, MODEL, (SHARED, EXCLUSIVE))
     for name in (RESET_EXCLUSIVE, RESET_UNSUBSCRIBE):
         _check_word(attributes, name, ("true", "false"))
 
 
-def _check_number(attributes: Mapping[str, str], name: str, low: int, high: int) -> None:
+def check_number(attributes: Mapping[str, str], name: str, low: int, high: int) -> None:
+    """Raise ServerError 29 if an attribute is there and no number within the bounds."""
     if name in attributes and whole_number(attributes[name], low=low, high=high) is None:
         text = shown(attributes[name])
         raise ServerError(ResponseCode.INVALID_PARAMETER, f"{name} {text!r} is no number from {low} to {high}")

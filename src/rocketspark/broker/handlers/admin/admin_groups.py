@@ -19,6 +19,7 @@ from rocketspark.broker.lite import attributes as lite_attributes
 from rocketspark.broker.lite.parts import LiteTopics
 from rocketspark.broker.parts import StoreReads, Tables
 from rocketspark.broker.pop.pops import Pops
+from rocketspark.broker.pop.reading import PRIORITY_FACTOR
 from rocketspark.broker.settings import BrokerSettings
 from rocketspark.broker.storage.json_tables import now_ms, sorted_json, steady_ms
 from rocketspark.broker.storage.long_scans import QUEUES_IN_TURN
@@ -58,6 +59,8 @@ from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
 
 log = LimitedLog("rocketspark.broker")
+# The attributes that a group may have (rule: SubscriptionGroupAttributes, 5.5.0).
+ATTRIBUTES = (PRIORITY_FACTOR, *lite_attributes.OF_GROUPS)
 
 GROUPS_OF_REQUEST_MAX = 100
 # Clients of this version (V3_0_7_SNAPSHOT) and later reset their offsets when told.
@@ -157,8 +160,10 @@ class GroupHandler:
         known = self._groups.table.get(config.group_name)
         change = ",".join(f"{name}={value}" for name, value in config.attributes.items())
         before = known.attributes if known else {}
-        config.attributes = merged_attributes(before, change)
-        lite_attributes.check_group(dict(config.attributes.items() - before.items()))
+        config.attributes = merged_attributes(before, change, ATTRIBUTES)
+        changed = dict(config.attributes.items() - before.items())
+        lite_attributes.check_number(changed, PRIORITY_FACTOR, 0, 100)
+        lite_attributes.check_group(changed)
 
     async def delete(self, peer: Peer, request: Request[DeleteGroupHeader], body: bytes) -> bytes:
         """DELETE_SUBSCRIPTIONGROUP (207): delete a consumer group, and its offsets if the request asks for it."""

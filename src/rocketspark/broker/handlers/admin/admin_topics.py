@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 
 import msgspec
 
@@ -28,7 +28,15 @@ from rocketspark.protocol.headers.topics import TopicPageHeader, TopicPageReply
 from rocketspark.protocol.json import bodies, java_json
 from rocketspark.protocol.json.bodies import TopicConfig, TopicConfigTable
 from rocketspark.protocol.json.static_topics import MappingDetail, TopicConfigAndMapping
-from rocketspark.protocol.topic_attributes import BATCH, KNOWN_TYPES, MESSAGE_TYPE, NORMAL, QUEUE_TYPE, RESERVE_TIME
+from rocketspark.protocol.topic_attributes import (
+    BATCH,
+    CLEANUP_POLICY,
+    KNOWN_TYPES,
+    MESSAGE_TYPE,
+    NORMAL,
+    QUEUE_TYPE,
+    RESERVE_TIME,
+)
 from rocketspark.transport.peer import Peer
 from rocketspark.transport.processor_table import Answer, Routes
 from rocketspark.transport.request_frames import reply
@@ -36,6 +44,8 @@ from rocketspark.transport.request_frames import reply
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 # Rule: TopicMessageType, 5.x.
+# Those that a topic may have (rule: TopicAttributes, 5.5.0).
+ATTRIBUTES = (QUEUE_TYPE, CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, lite_attributes.EXPIRATION)
 ATTRIBUTES_MAX = 64
 ATTRIBUTE_LENGTH_MAX = 1024
 
@@ -261,7 +271,7 @@ def check_new(topics: Topics, topic: str, read_queue_count: int, write_queue_cou
 def checked_attributes(topic: str, known: TopicConfig | None, change: str | None) -> dict[str, str]:
     """Return a topic's attributes after a change. Raises ServerError 29 if one of those that change may not be so."""
     before = known.attributes if known else {}
-    attributes = merged_attributes(before, change)
+    attributes = merged_attributes(before, change, ATTRIBUTES)
     # What was wrong before, as another version took it, keeps nobody from changing something else.
     changed = dict(attributes.items() - before.items())
     check_message_type(changed)
@@ -288,8 +298,11 @@ def check_reserve_time(attributes: dict[str, str]) -> None:
         raise ServerError(ResponseCode.INVALID_PARAMETER, text)
 
 
-def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, str]:
-    """Return a topic's attributes after a change such as "+name=value,-name" (add or set, remove)."""
+def merged_attributes(known: dict[str, str], change: str | None, names: Collection[str]) -> dict[str, str]:
+    """Return the attributes of a topic or group after a change such as "+name=value,-name" (add or set, remove).
+
+    `names`: those that may be added; what is there already may be set too.
+    """
     attributes = dict(known)
     for part in (change or "").split(","):
         part = part.strip()
@@ -301,6 +314,9 @@ def merged_attributes(known: dict[str, str], change: str | None) -> dict[str, st
                 raise ServerError(
                     ResponseCode.INVALID_PARAMETER, f"attribute {shown(part)!r}: +name=value or -name is needed"
                 )
+            if name not in names and name not in attributes:
+                text = f"attribute {shown(name)!r} is not one of {', '.join(names)}"
+                raise ServerError(ResponseCode.INVALID_PARAMETER, text)
             attributes[name] = value
             if len(attributes) > ATTRIBUTES_MAX or len(part) > ATTRIBUTE_LENGTH_MAX:
                 raise ServerError(
