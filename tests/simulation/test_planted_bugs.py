@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.simulation import moves, parts  # noqa: F401  Their rules are of the checker, too.
+from tests.simulation import (
+    group_mutants,
+    moves,  # noqa: F401  Its rules are of the checker, too.
+    parts,  # noqa: F401
+)
 from tests.simulation.checker import RULES
-from tests.simulation.mutants import TABLE, Planted
+from tests.simulation.mutants import PACKAGE, TABLE, Planted
 from tests.simulation.test_world import outcomes_of
+from tests.soak import test_planted_defects as of_replication
 
 
 def outcomes_of_planted(module: str, table: dict[str, Planted]) -> dict[str, dict[str, Any]]:
@@ -62,3 +67,10 @@ def test_another_planted_defect_breaks_its_rules(name: str, found_of_others: dic
 
 def test_each_rule_has_a_planted_defect() -> None:
     assert RULES.keys() == {rule for name in FIRST for rule in TABLE[name].rules.split(",")}
+
+
+@pytest.mark.shows("planted defects stand each in one place of today's source")
+def test_what_planted_defects_replace_stands_once() -> None:
+    """Only `make soak` plants them all."""
+    planted = [*TABLE.values(), *group_mutants.TABLE.values(), *of_replication.TABLE]
+    assert [one for one in planted if (PACKAGE / one.file).read_text("utf-8").count(one.text) != 1] == []
