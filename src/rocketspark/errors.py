@@ -177,9 +177,9 @@ class ConnectionLost(TransportError):
     """The connection ended before the reply: the request may have been carried out."""
 
 
-# What brokers with access control on say (2.0, 5.3 and later), and what mends it.
 # How refusals of access control 1.0 begin, with the code that RocketMQ has for whatever failed.
 _ACL_EXCEPTION = "org.apache.rocketmq.acl.common.AclException"
+# What brokers with access control on say (1.0, and 2.0 of 5.3 and later), and what mends it.
 _ACCESS_HINTS = (
     ("username cannot be null", "the broker wants signed requests: give access_key and secret_key"),
     (f"{_ACL_EXCEPTION}: No accessKey", "the broker wants signed requests: give access_key and secret_key"),
