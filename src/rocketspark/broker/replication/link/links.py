@@ -131,7 +131,7 @@ class MasterLink:
         self.refused: ReplicationError | None = None
         self.began_s = self.last_read_s = self.last_write_s = now_s
         self.window = FlowWindow(now_s)
-        # When the slave last held all there was; None before.
+        # When the slave last held all that it could be sent; None before.
         self.caught_up_s: float | None = None
         self._end_when_sent = -1
         self._sent_s = now_s
@@ -184,7 +184,7 @@ class MasterLink:
             )
         self.acked = position
         if position >= self._end_when_sent:
-            self.caught_up_s = now_s if position == self._log.end_position else self._sent_s
+            self.caught_up_s = now_s if position == self._end() else self._sent_s
 
     def _begin(self, requested: int) -> None:
         """Find where to send from. RocketMQ starts an empty slave at the last file; here it gets all."""
@@ -224,14 +224,19 @@ class MasterLink:
         room = self._room(now_s) if self.refused is None else 0
         body = self._log.log_bytes(self.position, room) if room > 0 else b""
         if not body:
-            if self.refused is None and self.acked == self.position == self._log.end_position:
+            if self.refused is None and self.acked == self.position == self._end():
                 self.caught_up_s = now_s
             if now_s - self.last_write_s < self._settings.ha_heartbeat_interval_ms / 1000:
                 return b""
         frame = self._frame(body)
-        self._end_when_sent, self._sent_s = self._log.end_position, now_s
+        self._end_when_sent, self._sent_s = self._end(), now_s
         self.wrote(len(frame), now_s)
         return frame
+
+    def _end(self) -> int:
+        """Return where what may be sent ends."""
+        end = self._sent_end()
+        return self._log.end_position if end is None else end
 
     def _room(self, now_s: float) -> int:
         """How many bytes of log the next frame may hold; checks that they are still there."""
@@ -239,15 +244,14 @@ class MasterLink:
             self._refuse_removed()
             return 0
         settings = self._settings
-        room = min(settings.ha_batch_bytes, ha.FRAME_BYTES_MAX - self.header_bytes)
-        if (end := self._sent_end()) is not None:
-            room = min(room, end - self.position)
+        end = self._end()
+        room = min(settings.ha_batch_bytes, ha.FRAME_BYTES_MAX - self.header_bytes, end - self.position)
         if settings.ha_flow_control:
             left = self.window.room(settings.ha_bytes_per_second_max, now_s) - self.header_bytes
             # With a limit below a frame's header one byte a second goes.
             left = max(left, 1) if settings.ha_bytes_per_second_max <= self.header_bytes else left
             if left <= 0:
-                self._held_back = self.position < self._log.end_position
+                self._held_back = self.position < end
             room = min(room, left)
         return room
 

@@ -424,3 +424,21 @@ def test_several_frames_in_one_read_are_one_report(switching: bool) -> None:
     data = b"".join(iter(lambda: link.next_frame(0.0), b""))
     encode = ha.encode_switch_report if switching else ha.encode_report
     assert other.received(data, 0.0) == encode(master.log.end_position)
+
+
+@pytest.mark.shows("mended: a slave that holds all that is flushed counted as behind for as long as more is written")
+def test_who_holds_what_may_be_sent_is_behind_by_no_time() -> None:
+    log, slave = MemoryLog(), Side(switching=False)
+    flushed = 0
+    link = MasterLink(log, SETTINGS, 0.0, sent_end=lambda: flushed)
+    other = slave.as_slave()
+    link.received(other.hello(0.0), 0.0)
+    other.received(link.next_frame(0.0), 0.0)
+    for second in (1.0, 2.0, 3.0):
+        # More is written before each flush ends.
+        flushed = log.end_position
+        log.put(bytes(700))
+        for frame in iter(lambda now_s=second: link.next_frame(now_s), b""):  # type: ignore[misc]
+            link.received(other.received(frame, second), second)
+        assert (slave.log.end_position, link.acked) == (flushed, flushed)
+        assert link.caught_up_s == second
