@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from rocketspark import machine
@@ -344,7 +345,8 @@ class Tiering(TierReads):
         behind: dict[Queue, int] = {}
         attempts = self._uploading
         attempts.begin()
-        async for topic, queue_id, queue in self._queues(frozenset(attempts.failed)):
+        last = attempts.order([queue for queue in attempts.failed if self._is_kept(*queue)])
+        async for topic, queue_id, queue in self._queues(last):
             with attempts.at((topic, queue_id)):
                 done, left = await self._upload(tier, topic, queue_id, queue)
                 self._unsaved |= done
@@ -354,24 +356,20 @@ class Tiering(TierReads):
                 return
         self.behind = behind
 
-    async def _queues(self, last: frozenset[Queue] = frozenset()) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
+    async def _queues(self, last: Sequence[Queue] = ()) -> AsyncIterator[tuple[str, int, ConsumeQueue]]:
         """Yield the queues that are kept in the tier (rule: MessageStoreTopicFilter, 5.5.0), some in each turn. `last`:
-        those that come behind all others.
+        those that come behind all others, in this order.
         """
-        looked_at = 0
-        for is_last in [False, True] if last else [False]:
-            for topic, ids in list(self._store.queues().items()):
-                if not self._takes(topic):
-                    continue
-                for queue_id in list(ids):
-                    looked_at += 1
-                    if looked_at % QUEUES_IN_TURN == 0:
-                        await asyncio.sleep(0)
-                    if ((topic, queue_id) in last) is not is_last:
-                        continue
-                    queue = self._store.consume_queues.find(topic, queue_id)
-                    if queue is not None:
-                        yield topic, queue_id, queue
+        late = frozenset(last)
+        topics = ((topic, ids) for topic, ids in list(self._store.queues().items()) if self._takes(topic))
+        first = ((topic, queue_id, False) for topic, ids in topics for queue_id in list(ids))
+        behind = ((topic, queue_id, True) for topic, queue_id in last)
+        for looked_at, (topic, queue_id, is_late) in enumerate(chain(first, behind), 1):
+            if looked_at % QUEUES_IN_TURN == 0:
+                await asyncio.sleep(0)
+            queue = self._store.consume_queues.find(topic, queue_id)
+            if queue is not None and is_late is ((topic, queue_id) in late):
+                yield topic, queue_id, queue
 
     def _is_former(self, queue: QueueTier) -> bool:
         """Tell whether its topic was made anew since, so that it has to go."""

@@ -12,12 +12,13 @@ Queue = tuple[str, int]
 
 
 class Attempts:
-    """The rounds of one kind of work. `failed`: those that failed when they were tried last, which come last; `errors`:
-    of this round.
+    """The rounds of one kind of work. `failed`: those that failed when they were tried last, in the order in which they
+    did, which come last; `errors`: of this round.
     """
 
     def __init__(self) -> None:
-        self.failed: set[Queue] = set()
+        # As keys: in order.
+        self.failed: dict[Queue, None] = {}
         self.errors: list[StoreError] = []
 
     def begin(self) -> None:
@@ -31,8 +32,9 @@ class Attempts:
 
     def order(self, queues: list[Queue]) -> list[Queue]:
         """Return queues in the order in which they are tried."""
-        self.failed.intersection_update(queues)
-        return sorted(queues, key=self.failed.__contains__)
+        known = set(queues)
+        self.failed = {queue: None for queue in self.failed if queue in known}
+        return [*(queue for queue in queues if queue not in self.failed), *self.failed]
 
     @contextmanager
     def at(self, queue: Queue) -> Iterator[None]:
@@ -43,6 +45,8 @@ class Attempts:
             raise
         except StoreError as e:
             self.errors.append(e)
-            self.failed.add(queue)
+            # Behind those that failed before it: else the same few could be all that is tried again.
+            self.failed.pop(queue, None)
+            self.failed[queue] = None
         else:
-            self.failed.discard(queue)
+            self.failed.pop(queue, None)
