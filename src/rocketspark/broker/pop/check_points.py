@@ -17,6 +17,8 @@ UNNEEDED_MAX = 1_000_000
 PAST_MAX = 20_000
 # So long after its time a check point is late; looked for so often.
 LATE_MS = 60_000
+# So long after a look at a queue of which it is not known where it begins it is asked for again.
+_UNKNOWN_MS = 10_000
 # Some 2 ms.
 _LOOK_COUNT = 2000
 
@@ -207,11 +209,13 @@ class CheckPoints:
 class GoneMessages:
     """Counts check points as done whose time is over and whose messages retention removed from the log.
 
-    Their own records may be gone as well. `lowest`: returns a queue's oldest offset; `min_position`: returns that of
-    the log, by which a removal is noticed.
+    Their own records may be gone as well. `lowest`: returns a queue's oldest offset, None as long as it is not known,
+    when it is asked for again; `min_position`: returns that of the log, by which a removal is noticed.
     """
 
-    def __init__(self, points: CheckPoints, lowest: Callable[[str, int], int], min_position: Callable[[], int]) -> None:
+    def __init__(
+        self, points: CheckPoints, lowest: Callable[[str, int], int | None], min_position: Callable[[], int]
+    ) -> None:
         self._points = points
         self._lowest = lowest
         self._min_position = min_position
@@ -219,7 +223,7 @@ class GoneMessages:
         # When the time of the first that is gone is over.
         self._again_ms: float = math.inf
         self._left: Iterator[CheckPoint] | None = None
-        self._lows: dict[tuple[str, int], int] = {}
+        self._lows: dict[tuple[str, int], int | None] = {}
 
     def look(self, now_ms: int) -> bool:
         """Look at the next check points; return True if some of this round are left."""
@@ -232,10 +236,13 @@ class GoneMessages:
         piece = list(islice(self._left, _LOOK_COUNT))
         for point in piece:
             queue = point.record.key.topic, point.record.key.queue_id
-            low = self._lows.get(queue)
+            if queue not in self._lows:
+                self._lows[queue] = self._lowest(*queue)
+            low = self._lows[queue]
+            if point.is_done or point.revive_offset >= 0 or (low is not None and point.record.offsets[-1] >= low):
+                continue
             if low is None:
-                low = self._lows[queue] = self._lowest(*queue)
-            if point.is_done or point.revive_offset >= 0 or point.record.offsets[-1] >= low:
+                self._again_ms = min(self._again_ms, now_ms + _UNKNOWN_MS)
                 continue
             if point.record.next_visible_ms <= now_ms:
                 self._points.remove(point)

@@ -159,10 +159,10 @@ class PoppedMessages:
             raise RecordError(f"the record at physical offset {position} is another: of topic {found.topic[:200]!r}")
         return found
 
-    def lowest(self, topic: str, queue_id: int) -> int:
-        """Return the oldest offset of a queue, 0 as long as it is not known what the second tier has of it."""
+    def lowest(self, topic: str, queue_id: int) -> int | None:
+        """Return the oldest offset of a queue, None as long as it is not known what the second tier has of it."""
         if self.tiering is not None and self.tiering.is_missed(topic, queue_id):
-            return 0
+            return None
         return self._store.queue_range(topic, queue_id)[0]
 
     def _cold(self, key: CheckPointKey, offsets: Iterable[int]) -> list[int]:

@@ -85,6 +85,22 @@ def test_what_retention_removed_is_done_when_its_time_is_over() -> None:
     assert points.was_done(RECORD)
 
 
+@pytest.mark.shows(
+    "mended: second tier: pops of messages that were gone stayed in flight until the next file went, where the tier was"
+    " not open at the first look"
+)
+def test_what_is_gone_is_looked_for_again_once_it_is_known_where_the_queue_begins() -> None:
+    points, point = watched()
+    low: int | None = None
+    gone = GoneMessages(points, lambda topic, queue_id: low, lambda: 100)
+    gone.look(1500)
+    low = 14
+    gone.look(11_499)
+    assert not point.is_done
+    gone.look(11_500)
+    assert point.is_done
+
+
 def test_a_deleted_topic_takes_its_own_along() -> None:
     points, point = watched()
     other = CheckPoint(RECORD._replace(key=RECORD.key._replace(topic="U")), 3, 90)
