@@ -157,7 +157,7 @@ TABLE = {
         "proxy/guard.py",
         "and now_s - self._fetched_s >= limit_s and tried_since_s < WAIT_S:\n",
         "and now_s < 0:\n",
-        seed=4,
+        seed=56,
         scenario="grpc_users:clients",
     ),
     "a_slave_keeps_its_damage": Planted(
