@@ -345,42 +345,49 @@ class Revive:
         if not self.messages.are_here(key, point.open_offsets):
             self._wait_for(point, self._clock() + ASK_MS)
             return True
-        wanted = self._is_wanted(key)
-        offsets = list(point.open_offsets)
-        for offset in offsets:
-            if wanted:
-                try:
-                    if not self._deliver_or_put_again(point, offset, is_last=offset == offsets[-1]):
-                        offsets.append(offset)
-                        continue
-                except Exception as e:
-                    if not fails_again(e):
-                        raise
-                    self._set_aside(point, offset, e)
-            if point.is_done:
-                # A new check point took its place, which asks anew.
-                self.messages.forget(key)
-                return True
-            bits = point.bits_of((offset,))
-            points.acknowledge(point, bits)
-            point.stored |= bits
-        points.remove(point)
+        wanted, busy = self._is_wanted(key), dict[int, ServerError]()
+        for offset in point.open_offsets:
+            if wanted and (error := self._deliver_or_set_aside(point, offset)) is not None:
+                busy[offset] = error
+            else:
+                self._done(point, offset)
+        if busy and self._put_message.door is not None:
+            # A slave that acts stores no check point.
+            self.messages.forget(key)
+            self._wait_for(point, self._clock() + RE_PUT_S[0] * 1000)
+            return True
+        # The check point of the first has this one's key, and takes its place.
+        for offset in sorted(busy, key=lambda offset: offset == key.start_offset):
+            try:
+                self._put_again(point, offset, busy[offset])
+            except Exception as e:
+                if not fails_again(e):
+                    raise
+                self._set_aside(point, offset, e)
+            if not point.is_done:
+                self._done(point, offset)
+        if not point.is_done:
+            points.remove(point)
+        # What took its place asks anew.
         self.messages.forget(key)
         return True
 
-    def _deliver_or_put_again(self, point: CheckPoint, offset: int, *, is_last: bool) -> bool:
-        """Deliver a message, or store a check point of it for a later time; False if it is to be tried behind the
-        others: the check point of the first has this one's key, and takes its place.
-        """
+    def _done(self, point: CheckPoint, offset: int) -> None:
+        bits = point.bits_of((offset,))
+        self._in_flight.check_points.acknowledge(point, bits)
+        point.stored |= bits
+
+    def _deliver_or_set_aside(self, point: CheckPoint, offset: int) -> ServerError | None:
+        """Deliver a message, or set it aside; return the error of one that cannot be had now."""
         try:
             self._deliver_one(point, offset)
-        except ServerError as e:
-            if e.code != ResponseCode.SYSTEM_BUSY:
+        except Exception as e:
+            if isinstance(e, ServerError) and e.code == ResponseCode.SYSTEM_BUSY:
+                return e
+            if not fails_again(e):
                 raise
-            if offset == point.record.key.start_offset and not is_last:
-                return False
-            self._put_again(point, offset, e)
-        return True
+            self._set_aside(point, offset, e)
+        return None
 
     def _is_wanted(self, key: CheckPointKey) -> bool:
         """Tell whether topic and group are still there."""

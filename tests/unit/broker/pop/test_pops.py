@@ -626,6 +626,54 @@ def test_a_check_point_that_leaves_its_broker_is_not_written_again(
     assert "popped" not in caplog.text
 
 
+@pytest.mark.shows(
+    "mended: a slave that acts delivered no popped message any more once it could not ask for one of another broker"
+)
+def test_a_slave_that_acts_waits_for_messages_of_another_broker_alone(rig: Rig) -> None:
+    left: list[str] = []
+
+    class Door:
+        def leave(self, kept: record.Record, topic: str, *args: Any, **options: Any) -> None:
+            left.append(kept.body.decode())
+
+    class Others:
+        is_away = True
+
+        async def ask(self, broker_name: str, code: int, header: Any) -> Reply:
+            if self.is_away:
+                raise ServerError(1, "no NameServer knows its address")
+            body = record.encode(
+                topic=TOPIC.encode(), queue_id=0, queue_offset=0, position=1 << 40, body=b"B", properties=b""
+            )
+            return Reply(ResponseCode.SUCCESS, None, b"", body, "b")
+
+    async def main() -> None:
+        others = rig.revive.messages.others = Others()
+        for delay_ms, name in ((0, "broker-b"), (2000, rig.settings.broker_name)):
+            key = CheckPointKey(TOPIC, GROUP, 0, 0, NOW + delay_ms, name)
+            body = CheckPointRecord(key, 1000, (0,)).encode()
+            rig.put_message.accept_own(REVIVE, 1, body, {b"TAGS": b"ck", b"UNIQ_KEY": name.encode()}, rig.clock())
+        rig.at(NOW)
+        rig.put_message.door = Door()
+        rig.store.become_replica()
+        end = rig.store.written_position
+
+        async def until(now_ms: int) -> None:
+            while rig.clock.now_ms < now_ms:
+                rig.at(rig.clock.now_ms + 1000)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+
+        await until(NOW + 10_000)
+        assert left == ["K0"]
+        others.is_away = False
+        await until(NOW + 30_000)
+        assert (left, rig.store.written_position) == (["K0", "B"], end)
+        assert len(rig.pops.check_points) == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.shows("popped messages that retention takes")
 def test_what_retention_takes_is_in_flight_no_more_once_its_time_is_over(tmp_path: Path, clock: Clock) -> None:
     broker = Rig(tmp_path, clock)
