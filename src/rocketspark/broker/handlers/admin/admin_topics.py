@@ -43,7 +43,6 @@ from rocketspark.transport.request_frames import reply
 
 # Rule: TopicFilterType, 5.x.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-# Rule: TopicMessageType, 5.x.
 # Those that a topic may have (rule: TopicAttributes, 5.5.0).
 ATTRIBUTES = (QUEUE_TYPE, CLEANUP_POLICY, MESSAGE_TYPE, RESERVE_TIME, lite_attributes.EXPIRATION)
 ATTRIBUTES_MAX = 64
