@@ -217,7 +217,7 @@ class MessageReader(RecordLookup):
             wanted = Wanted(count_max, bytes_max, codes, accepts, so_far)
             result = self._read_one_by_one(queue, queue_offset, units_max, high, wanted)
         else:
-            result = self._mended_or_passed(queue, queue_offset)
+            result = self._mended_or_passed(queue, queue_offset, high)
         if result is not None:
             return result
         return self.read(
@@ -257,7 +257,7 @@ class MessageReader(RecordLookup):
         for offset, (position, size, code) in with_tags_codes(queue, queue_offset, units_max, codes):
             if size == GAP_SIZE or position < oldest or (damaged and self.log.is_damaged(position)):
                 if offset == queue_offset:
-                    return self._mended_or_removed(queue, offset, position, size)
+                    return self._mended_or_removed(queue, offset, position, size, high)
                 break
             if codes is not None and code not in codes and self._code(queue, code, position) not in codes:
                 continue
@@ -265,7 +265,7 @@ class MessageReader(RecordLookup):
                 break
             if not self.mender.is_right(queue, offset, position, size):
                 if offset == queue_offset:
-                    return self._mended_or_passed(queue, offset)
+                    return self._mended_or_passed(queue, offset, high)
                 break
             if accepts is not None:
                 stored = record_at(position)
@@ -353,7 +353,9 @@ class MessageReader(RecordLookup):
             return None
         return GetMessageResult(GetStatus.FOUND, records, count, total, queue_offset + count, queue.min, high)
 
-    def _mended_or_removed(self, queue: ConsumeQueue, offset: int, position: int, size: int) -> GetMessageResult | None:
+    def _mended_or_removed(
+        self, queue: ConsumeQueue, offset: int, position: int, size: int, high: int
+    ) -> GetMessageResult | None:
         """Return the answer to a read that begins at a removed message, or None once its unit is mended: one that leads
         to a place before the log's oldest record, or into its damage, may be damaged itself.
         """
@@ -362,17 +364,19 @@ class MessageReader(RecordLookup):
             is_wrong = position < 0 or (position < self.log.min_position and offset < queue.loaded_next)
             if (is_wrong or is_lost) and self.mender.mend(queue, offset, is_told=is_lost):
                 return None
-        return self._removed(queue, offset + 1)
+        return self._removed(queue, offset + 1, high)
 
-    def _mended_or_passed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult | None:
+    def _mended_or_passed(self, queue: ConsumeQueue, offset: int, high: int) -> GetMessageResult | None:
         """Mend the wrong unit that a read begins at, and return None; else the answer that passes its message over."""
-        return None if self.mender.mend(queue, offset) else self._removed(queue, offset + 1)
+        return None if self.mender.mend(queue, offset) else self._removed(queue, offset + 1, high)
 
-    def _removed(self, queue: ConsumeQueue, offset: int) -> GetMessageResult:
+    def _removed(self, queue: ConsumeQueue, offset: int, high: int) -> GetMessageResult:
         """Return the answer for removed messages before an offset, and those that follow it, with the offset to go on
         from (RocketMQ passes the hole over). A damaged unit ends them: it may be mended.
+
+        `high`: the queue's end for readers.
         """
-        low, high, oldest = queue.min, queue.next, self.log.min_position
+        low, oldest = queue.min, self.log.min_position
         for position, size, _ in queue.units(offset, min(high - offset, _SIZES_COUNT)):
             if size != GAP_SIZE and not 0 <= position < oldest and not self.log.is_damaged(position):
                 break
@@ -394,8 +398,8 @@ class MessageReader(RecordLookup):
             if stored is None or base > next_offset:
                 # A hole: its reader gets an answer of its own.
                 if next_offset == queue_offset:
-                    behind = min(base if base > queue_offset else base + messages, queue.next)
-                    return GetMessageResult(GetStatus.REMOVED, [], 0, 0, behind, queue.min, queue.next)
+                    behind = min(base if base > queue_offset else base + messages, high)
+                    return GetMessageResult(GetStatus.REMOVED, [], 0, 0, behind, queue.min, high)
                 break
             if count and (count + messages > count_max or total + size > bytes_max):
                 break
@@ -414,7 +418,7 @@ class MessageReader(RecordLookup):
             total += size
         else:
             if next_offset == queue_offset:
-                return GetMessageResult(GetStatus.REMOVED, [], 0, 0, queue.next, queue.min, queue.next)
+                return GetMessageResult(GetStatus.REMOVED, [], 0, 0, high, queue.min, high)
         return _found(queue, high, records, count - so_far.messages, total - so_far.size, next_offset)
 
     def record_from(self, topic: str, queue_id: int, queue_offset: int) -> int:

@@ -152,3 +152,22 @@ def test_records_in_a_row_come_as_one_slice(make_store: Any, send: Any) -> None:
     for offset, count, slices in ((0, 32, 1), (64, 64, 1), (0, 140, 1), (100, 110, 2), (140, 70, 1)):
         read = store.read("t", 0, offset, count, BYTES_MAX)
         assert (read.count, len(read.records)) == (count, slices), offset
+
+
+@pytest.mark.shows("mended: who read at a lost message was sent behind gaps to one that readers do not see yet")
+def test_who_reads_at_a_lost_message_is_sent_no_further_than_readers_see(make_store: Any, send: Any) -> None:
+    store = make_store()
+    send(store, "t", 0, b"a")
+    position, _, end = send(store, "t", 0, b"b")
+    queue = store.consume_queues.find("t", 0)
+    queue.fill_to(6)
+    hidden, offset, _ = send(store, "t", 0, b"c")
+    assert (hidden, offset) == (end, 6)
+    store.show_up_to(end)
+    store.log.map[position : position + 8] = bytes(8)
+    read = store.read("t", 0, 1, 32, BYTES_MAX)
+    assert (read.status, read.next_offset, read.max_offset) == (GetStatus.REMOVED, 2, 2)
+    assert store.read("t", 0, 2, 32, BYTES_MAX).status is GetStatus.AT_END
+    store.show_up_to(None)
+    found = store.read("t", 0, store.read("t", 0, 2, 32, BYTES_MAX).next_offset, 32, BYTES_MAX)
+    assert [record.decode(view).queue_offset for view in found.records] == [6]
