@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,17 @@ def run(code: str, shown: str, folder: Path) -> tuple[list[str], str, int]:
     command = [sys.executable, "-u", "-c", WHOLE_LINES + code]
     running = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines = []
+    too_long = threading.Timer(120, running.kill)
+    too_long.start()
     try:
         assert running.stdout is not None
         for line in running.stdout:
             lines.append(line)
             if "signal.SIGINT" in code and len(lines) == shown.count("\n"):
                 running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=120)
+        _, errors = running.communicate()
     finally:
+        too_long.cancel()
         running.kill()
     # Messages of several queues come in any order; the pages show them sorted.
     return sorted(lines), errors, running.returncode

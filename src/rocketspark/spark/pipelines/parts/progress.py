@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rocketspark.model.text import shown
@@ -31,23 +32,30 @@ EXIT_STOPPED = 130  # Stopped before a run with an end came to its end.
 
 
 class Stop:
-    """The request that a pipeline stop: `asked` tells whether it was made, and `wait` waits for it."""
+    """The request that a pipeline stop: `asked` tells whether it was made, and `wait` waits for it.
+
+    A signal makes it in the midst of any line of the thread that waits: an Event's lock may be held there, a
+    SimpleQueue has none.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-
-    @property
-    def asked(self) -> bool:
-        """True once a stop was asked for."""
-        return self._event.is_set()
+        self._requests: SimpleQueue[None] = SimpleQueue()
+        # True once a stop was asked for.
+        self.asked = False
 
     def ask(self) -> None:
         """Ask the pipeline to stop after its current step."""
-        self._event.set()
+        self.asked = True
+        self._requests.put(None)
 
     def wait(self, seconds: float) -> bool:
         """Wait until a stop is asked for, or for so many seconds; return whether a stop was asked for."""
-        return self._event.wait(seconds)
+        try:
+            self._requests.get(timeout=max(seconds, 0.0))
+        except Empty:
+            return False
+        self._requests.put(None)  # Who else waits is to see it too.
+        return True
 
 
 class QueryOutcome(NamedTuple):

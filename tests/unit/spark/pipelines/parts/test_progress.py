@@ -6,11 +6,13 @@ import io
 import json
 import os
 import signal
+import sys
+import threading
 from typing import Any
 
 import pytest
 
-from rocketspark.spark.pipelines.parts.progress import Progress, Tally, lag_of
+from rocketspark.spark.pipelines.parts.progress import Progress, Stop, Tally, lag_of
 
 pytestmark = pytest.mark.shows(
     "frame: progress, `--json`, stop and start, one-line errors",
@@ -30,6 +32,31 @@ def test_each_report_counts_once() -> None:
         tally.add(report(1, 5, {"t": {"b": {"0": 3}}}, {"t": {"b": {"0": 10, "1": 2}}}))
     tally.add(report(2, 0, at="idle"))
     assert (tally.rows, tally.batches, tally.seen, tally.lag) == (15, 2, 3, None)
+
+
+@pytest.mark.shows("mended: Ctrl-C just as a pipeline began or ended to wait left it waiting for ever")
+@pytest.mark.parametrize("step", range(12))
+def test_a_stop_may_be_asked_for_by_a_signal_in_the_midst_of_a_wait(step: int) -> None:
+    """A signal's handler runs between two lines of the thread that waits: here at each line and call in turn."""
+    stop, left, told = Stop(), [step], []
+
+    def interrupt(frame: Any, event: str, argument: Any) -> Any:
+        left[0] -= 1
+        if left[0] == -1:
+            stop.ask()
+        return interrupt
+
+    def wait() -> None:
+        sys.settrace(interrupt)
+        told.append(stop.wait(0.01))
+        sys.settrace(None)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    # One that came behind the wait is seen by the next.
+    assert (left[0] >= 0, stop.asked, stop.wait(0)) in ((False, True, True), (True, False, False))
 
 
 @pytest.mark.shows("mended: a pipeline with `--interval` keeps something of each micro-batch until it ends")
