@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,13 @@ class Rig:
             self.clock.now_ms = min(now_ms, self.clock.now_ms + 1000)
             self.settle()
         return self
+
+    async def pass_until(self, now_ms: int) -> None:
+        """Go on to a time as `at` does; each second others are asked for messages, and answer."""
+        while self.clock.now_ms < now_ms:
+            self.at(self.clock.now_ms + 1000)
+            for _ in range(3):
+                await asyncio.sleep(0)
 
     def records(self, topic: str, queue_id: int = 0) -> list[record.Record]:
         found: list[record.Record] = []

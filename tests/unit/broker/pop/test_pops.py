@@ -546,17 +546,11 @@ def test_what_another_broker_gave_out_is_delivered_here_as_soon_as_that_can_be_a
         body = CheckPointRecord(key, 1000, (0, 1, 2, 3), acked=acked).encode()
         rig.put_message.accept_own(REVIVE, 1, body, {b"TAGS": b"ck", b"UNIQ_KEY": b"X"}, rig.clock())
 
-        async def until(now_ms: int) -> None:
-            while rig.clock.now_ms < now_ms:
-                rig.at(rig.clock.now_ms + 1000)
-                for _ in range(3):
-                    await asyncio.sleep(0)
-
-        await until(NOW + 5000)
+        await rig.pass_until(NOW + 5000)
         assert rig.keys() == []
         assert {p.record.key.broker_name for p in rig.pops.check_points} == {"broker-b"}
         others.is_away = False
-        await until(NOW + 40_000)
+        await rig.pass_until(NOW + 40_000)
         assert sorted(rig.keys()) == [f"B{number}" for number in range(acked, 3)]
         assert {r.reconsume_times for r in rig.records(RETRY)} == {1}
         assert len(rig.pops.check_points) == 0
@@ -658,16 +652,10 @@ def test_a_slave_that_acts_waits_for_messages_of_another_broker_alone(rig: Rig) 
         rig.store.become_replica()
         end = rig.store.written_position
 
-        async def until(now_ms: int) -> None:
-            while rig.clock.now_ms < now_ms:
-                rig.at(rig.clock.now_ms + 1000)
-                for _ in range(3):
-                    await asyncio.sleep(0)
-
-        await until(NOW + 10_000)
+        await rig.pass_until(NOW + 10_000)
         assert left == ["K0"]
         others.is_away = False
-        await until(NOW + 30_000)
+        await rig.pass_until(NOW + 30_000)
         assert (left, rig.store.written_position) == (["K0", "B"], end)
         assert len(rig.pops.check_points) == 0
 
