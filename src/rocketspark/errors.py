@@ -51,6 +51,11 @@ class RocketSparkError(Exception):
 
     retriable: bool = False
 
+    @property
+    def no_permission(self) -> bool:
+        """True if a server refused it, as the sender may not do what it asked for."""
+        return False
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Made anew without `__init__`, whose arguments are others than the text. The state is set by attribute.
         state = {**self.__dict__, "__suppress_context__": self.__suppress_context__}

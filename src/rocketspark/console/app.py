@@ -188,7 +188,7 @@ class _Ways:
             await self._console.own.read("check_keys", lambda admin: admin.check_keys(), ASKED_AGAIN_S)
         except RocketSparkError as e:
             # What else may be wrong the page says.
-            return getattr(e, "no_permission", False)
+            return e.no_permission
         return False
 
     async def _answered(self, call: Call, answer: Callable[[Call], Awaitable[Response]]) -> Response:
@@ -199,7 +199,7 @@ class _Ways:
         except _Forbidden as e:
             return _error(call, str(e), 403)
         except RocketSparkError as e:
-            if call.session is None and getattr(e, "no_permission", False):
+            if call.session is None and e.no_permission:
                 return _to_login(call)
             return _error(call, str(e), _status(e))
         except ClientDisconnect:

@@ -131,7 +131,7 @@ class Call:
 
     def must_log_in(self, error: RocketSparkError) -> None:
         """Raise NotAllowed if the error says that the cluster serves nobody without keys, and nobody logged in."""
-        if self.session is None and getattr(error, "no_permission", False):
+        if self.session is None and error.no_permission:
             raise NotAllowed from error
 
     async def form(self, bytes_max: int = BODY_BYTES_MAX) -> dict[str, str]:

@@ -223,7 +223,7 @@ async def _tail(call: Call, topic: str, tag: str, starts: dict[MessageQueue, int
             except RocketSparkError as e:
                 rows = []
                 yield _event("trouble", {"text": shown(str(e))})
-                if getattr(e, "no_permission", False):
+                if e.no_permission:
                     # Who lost the right would be refused each second, which fills the brokers' audits.
                     return
             for row in rows:
